@@ -1,0 +1,1 @@
+"""Verdicts, findings, evidence and reports. Pure: imports neither torch nor vLLM."""
