@@ -1,1 +1,1 @@
-"""kvproof."""
+"""The only package that knows vLLM: staging the production engine, its connector interface, version differences."""

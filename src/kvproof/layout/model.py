@@ -121,11 +121,12 @@ class Resource:
 
     def locate(self, page_byte: int) -> tuple[int, int] | None:
         """Inverse of :meth:`page_byte`: (row, byte in row), or None for padding."""
-        offsets = self._page_offsets()
+        offsets = self.page_offsets()
         hit = np.flatnonzero(offsets == page_byte)
         return None if hit.size == 0 else (int(hit[0]) // self.row_bytes, int(hit[0]) % self.row_bytes)
 
-    def _page_offsets(self) -> npt.NDArray[np.int64]:
+    def page_offsets(self) -> npt.NDArray[np.int64]:
+        """Byte offset inside the page of every used byte, int64 ``[rows * row_bytes]`` in row order."""
         offsets = np.zeros(1, np.int64)
         for axis in (*self.row_axes, *self.cell_axes):
             offsets = (offsets[:, None] + np.arange(axis.count, dtype=np.int64) * axis.stride).reshape(-1)

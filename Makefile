@@ -1,0 +1,47 @@
+# Everything a person or a CI does here. `make` alone lists it.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+ENV := $(VENV)/.kvproof-env
+PYTEST_ARGS ?=
+PURE := tests/layout tests/bytecode tests/findings tests/oracles
+
+export VENV
+export VLLM_NO_USAGE_STATS := 1
+
+.PHONY: help env demo test test-pure lint bench faults clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+env: $(ENV) ## create the virtual environment (pinned, idempotent; TORCH_WHEEL=... where pip sees no CPU torch)
+
+$(ENV): requirements/cpu.lock pyproject.toml scripts/env.sh
+	@scripts/env.sh
+
+demo: env ## the main job: real model configurations against real connectors, under 5 minutes
+	@scripts/demo.sh
+
+test: env lint ## the whole test suite: style, types, layers, pytest (PYTEST_ARGS="-k layout")
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-pure: env ## only the tests that need neither torch nor vLLM (seconds)
+	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS)
+
+lint: env ## ruff, mypy, import contracts
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+bench: env ## benchmarks, as ratios measured in one process
+	$(BIN)/python benchmarks/run.py
+
+faults: env ## plant every fault of the catalogue, show which oracle catches it
+	$(BIN)/kvproof faults
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) build dist demo-evidence evidence bench-results .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

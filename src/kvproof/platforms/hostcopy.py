@@ -1,0 +1,54 @@
+"""Host copies in place of device copies: the same (source, target, size) lists, moved by ``memmove``.
+
+Every batch passes the ``taps`` first. A tap sees the batch and returns the batch to execute: the recorder of claims
+returns it unchanged (minus addresses that lie nowhere, which would end the process), a planted fault changes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+AddressArray = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class CopyBatch:
+    """``sources[i] -> targets[i]``, ``sizes[i]`` bytes; addresses uint64, sizes in bytes."""
+
+    sources: AddressArray
+    targets: AddressArray
+    sizes: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if not len(self.sources) == len(self.targets) == len(self.sizes):
+            raise ValueError(
+                f"copy lists differ in length: {len(self.sources)}, {len(self.targets)}, {len(self.sizes)}"
+            )
+
+
+class HostCopier:
+    """Executes copy batches on host memory."""
+
+    def __init__(self) -> None:
+        self.taps: list[Callable[[CopyBatch], CopyBatch]] = []
+        self.batches = 0
+        self.bytes = 0
+
+    def copy(self, batch: CopyBatch) -> None:
+        for tap in self.taps:
+            batch = tap(batch)
+        for source, target, size in zip(
+            batch.sources.tolist(), batch.targets.tolist(), batch.sizes.tolist(), strict=True
+        ):
+            ctypes.memmove(target, source, size)
+        self.batches += 1
+        self.bytes += int(batch.sizes.sum())
+
+
+HOST_COPIER = HostCopier()
+"""The one copier of this process; the stand-ins below have no other way to reach it."""

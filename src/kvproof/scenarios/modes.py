@@ -1,0 +1,130 @@
+"""The scenarios of each mode.
+
+``bulk``: one request at a time, whole prompts in one step. ``layerwise``: prompts in chunks that end inside blocks,
+so every layer's hooks run many times per request. ``async``: several requests at once, decoding while others load.
+In all of them a layer is judged at the moment it would read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvproof.engine.harness import Harness
+
+VOCABULARY = 20_000
+"""Token ids are drawn below this; every bundled model's vocabulary is larger."""
+FIRST_TOKEN = 100
+
+
+class Prompts:
+    """Fresh prompts: token ids from a seeded generator, so no two share a prefix by accident."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def fresh(self, length: int) -> list[int]:
+        return self._rng.integers(FIRST_TOKEN, VOCABULARY, length).tolist()  # type: ignore[no-any-return]
+
+
+Step = tuple[str, Callable[[], None]]
+
+
+def scenarios(harness: Harness, mode: str, tokens: int, unit: int, prompts: Prompts) -> Iterator[Step]:
+    """(name, what to do) of every scenario of ``mode``; ``tokens`` is the longest prompt, ``unit`` the hit unit."""
+    blocks = max(1, tokens // unit)
+    if mode == "bulk":
+        for length in dict.fromkeys((blocks * unit, blocks * unit + 1, blocks * unit - 1, tokens)):
+            if unit < length <= tokens + 1:
+                yield f"bulk/{length}", _repeat(harness, prompts.fresh(length), prompts.fresh(unit // 2 + 3))
+        yield "bulk/local+external", _local_and_external(harness, prompts.fresh(blocks * unit + 5), unit)
+    elif mode == "layerwise":
+        length = (blocks - 1) * unit + unit // 3 + unit if blocks > 1 else unit + unit // 3
+        chunk = unit * 2 // 3 + 1
+        yield f"layerwise/{length}", _chunked(harness, prompts.fresh(length), prompts.fresh(unit), chunk)
+    elif mode == "async":
+        yield "async/together", _together(harness, prompts, min(blocks, 3) * unit, unit)
+    else:
+        raise ValueError(f"mode {mode!r} has no scenarios, expected bulk, layerwise or async")
+
+
+def _repeat(harness: Harness, prompt: list[int], suffix: list[int]) -> Callable[[], None]:
+    """Compute a prompt, forget it, get it back; then again inside a longer prompt."""
+
+    def tell() -> None:
+        _one(harness, "cold", prompt)
+        _one(harness, "again", prompt)
+        _one(harness, "longer", prompt + suffix)
+
+    return tell
+
+
+def _one(harness: Harness, label: str, prompt: list[int], **options: Any) -> None:
+    harness.submit(label, prompt, **options)
+    harness.run()
+    _reset(harness)
+
+
+def _reset(harness: Harness) -> None:
+    if not harness.reset():
+        raise RuntimeError(
+            f"scenario {harness.scenario}: reset_prefix_cache stayed False after 3 attempts, blocks are still held"
+        )
+
+
+def _local_and_external(harness: Harness, prompt: list[int], unit: int) -> Callable[[], None]:
+    """The first block comes from the local cache, the rest from the connector."""
+
+    def tell() -> None:
+        _one(harness, "cold", prompt)
+        harness.submit("head", prompt[: unit + 1])
+        harness.run()
+        harness.submit("whole", prompt)
+        harness.run()
+        _reset(harness)
+
+    return tell
+
+
+def _chunked(harness: Harness, prompt: list[int], suffix: list[int], chunk: int) -> Callable[[], None]:
+    """Everything in chunks that end inside blocks."""
+
+    def tell() -> None:
+        config = harness.staged.core.scheduler.scheduler_config
+        whole = config.long_prefill_token_threshold
+        config.long_prefill_token_threshold = chunk
+        try:
+            _one(harness, "cold", prompt, output_tokens=3)
+            _one(harness, "again", prompt, output_tokens=3)
+            _one(harness, "longer", prompt + suffix, output_tokens=3)
+        finally:
+            config.long_prefill_token_threshold = whole
+
+    return tell
+
+
+def _together(harness: Harness, prompts: Prompts, length: int, unit: int) -> Callable[[], None]:
+    """Several requests at once: distinct, sharing a block, identical; decoding while others load."""
+    a, b = prompts.fresh(length + 7), prompts.fresh(length - unit // 3)
+    shares = a[:unit] + prompts.fresh(unit // 2)
+
+    def tell() -> None:
+        for label, prompt in (("a", a), ("b", b), ("shares", shares)):
+            harness.submit(label, prompt, output_tokens=4)
+        harness.run()
+        _reset(harness)
+        for label, prompt in (("a again", a), ("b again", b), ("new", prompts.fresh(unit + 1))):
+            harness.submit(label, prompt, output_tokens=4)
+        harness.step()
+        harness.submit("shares again", shares, output_tokens=4)
+        harness.run()
+        _reset(harness)
+        for label in ("a twin 1", "a twin 2"):
+            harness.submit(label, a, output_tokens=2)
+        harness.run()
+        _reset(harness)
+
+    return tell

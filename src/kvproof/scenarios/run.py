@@ -1,0 +1,184 @@
+"""Runs one case in this process: stage, scenarios, oracles, report."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvproof.findings.case import DEFAULT_TOKENS, Case
+from kvproof.findings.model import (
+    GroupPolicy,
+    OracleResult,
+    Report,
+    ScenarioSummary,
+    Status,
+    Verdict,
+)
+from kvproof.findings.verdict import decide
+from kvproof.layout import Layout
+from kvproof.oracles import registry
+from kvproof.oracles.transcript import Transcript
+from kvproof.scenarios.bytemaps import byte_maps
+from kvproof.scenarios.modes import Prompts, scenarios
+
+BYTE_MODES = ("bulk", "layerwise", "async")
+LAYOUT_SOURCE = "vLLM's placement (KVCacheTensor) against the runner's own views, every layer"
+DECLARED = {
+    "all": "every token of the hit",
+    "window": "the last {window} tokens of the hit; older blocks are null",
+    "state": "the state at the end of the hit; earlier states are null",
+    "recomputed": "nothing: recomputed by the model, not restored",
+}
+
+
+class CaseError(ValueError):
+    """The case asks for what the staged model cannot do: one line naming value and limit. Exit code 2."""
+
+
+@dataclass
+class Result:
+    """What the child hands back. ``usage`` is set instead of ``report`` when the case was refused."""
+
+    report: Report | None
+    records: list[dict[str, Any]]
+    usage: str = ""
+
+
+def run_case(case: Case, progress: Callable[[str], None]) -> Result:
+    """Stage and judge ``case``. Never raises for what vLLM or the connector do; that becomes the verdict."""
+    from kvproof.engine.staging import StagingError, stage
+
+    try:
+        staged = stage(case, progress)
+    except StagingError as error:
+        return Result(Report(case.to_json(), Verdict.UNSUPPORTED, str(error)), [])
+    try:
+        return _judge_staged(case, staged, progress)
+    except CaseError as error:
+        return Result(None, [], str(error))
+    finally:
+        staged.shutdown()
+
+
+def _judge_staged(case: Case, staged: Any, progress: Callable[[str], None]) -> Result:
+    layout: Layout = staged.memory.layout
+    modes = [m for m in case.modes if m in BYTE_MODES]
+    tokens = _tokens(case, staged, modes)
+    oracles = [_layout_oracle(layout)]
+    report = Report({**case.to_json(), "tokens": tokens}, Verdict.FAIL, "not judged")
+    report.layout, report.versions = layout.to_json(), staged.versions
+    report.substitutions = list(staged.substitutions)
+    records: list[dict[str, Any]] = []
+    expected = ["layout"]
+    if modes:
+        transcript, report.scenarios = _tell(case, staged, modes, tokens, progress)
+        progress("judging")
+        results, report.findings = registry.judge(layout, transcript)
+        oracles += results
+        expected += registry.ORACLES
+        report.bytemaps = byte_maps(layout, transcript)
+        report.counters = _counters(transcript)
+        records = transcript.records
+        report.groups = _policies(layout, transcript)
+    else:
+        report.groups = _policies(layout, Transcript())
+    report.oracles = oracles
+    report.verdict, report.reason = decide(oracles, report.findings, expected)
+    return Result(report, records)
+
+
+def _tokens(case: Case, staged: Any, modes: list[str]) -> int:
+    """Length of the longest prompt, checked against what was staged."""
+    unit, limit = staged.hit_unit, staged.max_model_len
+    tokens = case.tokens or min(max(DEFAULT_TOKENS, 2 * unit), limit // 2)
+    if modes and tokens <= unit:
+        raise CaseError(f"--tokens {tokens}: too few for one block, limit at least {unit + 1} (one block and a token)")
+    # The longest prompt of any scenario is the tokens asked for and one and a half hit units.
+    longest = tokens + unit + unit // 2 + 8
+    if modes and longest > limit:
+        raise CaseError(f"--tokens {tokens}: scenarios need {longest} tokens, limit --max-model-len {limit}")
+    return tokens
+
+
+def _tell(
+    case: Case, staged: Any, modes: list[str], tokens: int, progress: Callable[[str], None]
+) -> tuple[Transcript, list[ScenarioSummary]]:
+    """Run the scenarios of ``modes``; an exception of the engine or the connector ends its scenario as an error."""
+    from kvproof.engine.connectors import hit_rule
+    from kvproof.engine.harness import Harness
+    from kvproof.faults import plant
+
+    planted = plant(case.fault, staged) if case.fault else None
+    harness = Harness(staged, case.seed, hit_rule(case.connector))
+    if planted is not None:
+        planted.attach(harness)
+    prompts = Prompts(case.seed)
+    summaries = []
+    for mode in modes:
+        for name, tell in scenarios(harness, mode, tokens, staged.hit_unit, prompts):
+            progress(f"scenario {name}")
+            summaries.append(run_scenario(harness, name, mode, tell))
+            if harness.transcript.errors:
+                return harness.transcript, summaries
+    return harness.transcript, summaries
+
+
+def run_scenario(harness: Any, name: str, mode: str, tell: Callable[[], None]) -> ScenarioSummary:
+    """One scenario, and what it added to the transcript."""
+    done = harness.transcript
+    loads, seen, steps, begin = len(done.loads), len(done.observations), harness.step_number, time.monotonic()
+    harness.begin(name)
+    try:
+        tell()
+    except Exception as error:
+        traceback.print_exc()
+        done.errors.append((name, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"))
+    mine = done.loads[loads:]
+    return ScenarioSummary(
+        name, mode, len(mine), harness.step_number - steps, sum(load.prompt for load in mine),
+        sum(load.local for load in mine), sum(load.external for load in mine), len(done.observations) - seen,
+        round(time.monotonic() - begin, 3),
+    )  # fmt: skip
+
+
+def _layout_oracle(layout: Layout) -> OracleResult:
+    return OracleResult(
+        "layout", Status.PASSED, LAYOUT_SOURCE, sum(s.nbytes for s in layout.storages), layout.num_blocks,
+        len(layout.resources), len(layout.groups),
+    )  # fmt: skip
+
+
+def _policies(layout: Layout, transcript: Transcript) -> list[GroupPolicy]:
+    policies = []
+    for group in layout.groups:
+        mine = layout.group_resources(group.id)
+        policies.append(
+            GroupPolicy(
+                group.id, group.kind, group.block_size, len(group.layers), group.rule,
+                DECLARED[group.rule].format(window=group.window),
+                sum(transcript.restored_bytes.get(r.id, 0) for r in mine),
+                sum(r.used_bytes for r in mine) if group.rule == "recomputed" else 0,
+            )
+        )  # fmt: skip
+    return policies
+
+
+def _counters(transcript: Transcript) -> dict[str, int]:
+    counters = {
+        "requests": len(transcript.loads),
+        "external_hit_tokens": sum(load.external for load in transcript.loads),
+        "local_hit_tokens": sum(load.local for load in transcript.loads),
+        "restored_bytes": sum(transcript.restored_bytes.values()),
+        "computed_bytes": sum(transcript.saved_bytes.values()),
+        "digests": len(transcript.digests),
+        "claims": len(transcript.claims),
+        "claimed_load_bytes": sum(c.nbytes for c in transcript.claims if c.direction == "load"),
+        "claimed_save_bytes": sum(c.nbytes for c in transcript.claims if c.direction == "save"),
+        "mismatches": len(transcript.observations),
+    }
+    for moment, judged in sorted(transcript.judged.items()):
+        counters[f"judged_bytes_{moment}"] = judged.bytes
+    return counters

@@ -1,0 +1,61 @@
+"""docs/json.md describes every field of the public JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from kvproof import layout
+from kvproof.findings import bytemap, compare, evidence, model
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+CLASSES = [
+    model.Report,
+    model.OracleResult,
+    model.Finding,
+    model.Location,
+    model.Origin,
+    model.GroupPolicy,
+    model.ScenarioSummary,
+    model.Substitution,
+    model.ByteMap,
+    model.PageMap,
+    *(getattr(layout, name) for name in layout.__all__),
+    compare.Comparison,
+    compare.Criterion,
+]
+
+
+def section(name: str) -> str:
+    """The table of one class: under its heading, or below its ``| Name field |`` header."""
+    title = {"Report": "## report.json"}.get(name, f"### {name}")
+    start = DOCUMENT.find(f"\n{title}\n")
+    if start < 0:
+        start = DOCUMENT.index(f"| {name} field |")
+    end = re.search(r"\n\n(?=#|\| \w+ field)", DOCUMENT[start + 5 :])
+    return DOCUMENT[start : start + 5 + end.start()] if end else DOCUMENT[start:]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_field_is_described_in_its_own_table(cls):
+    known = set(re.findall(r"`(\w+)`", section(cls.__name__)))
+    assert {field.name for field in dataclasses.fields(cls)} <= known
+
+
+def test_no_public_dataclass_is_forgotten():
+    public = {value for value in vars(model).values() if dataclasses.is_dataclass(value)}
+    assert public <= set(CLASSES)
+
+
+def test_files_schemas_and_states():
+    for name in evidence.FILES:
+        assert f"`{name}`" in DOCUMENT
+    for schema in ("case", "layout", "report", "findings", "counters", "compare"):
+        assert f"`kvproof.{schema}/1`" in DOCUMENT
+    for _, state, _ in bytemap.STATES:
+        assert f"`{state}`" in DOCUMENT or state == "unknown"
+    for key in compare.VOLATILE_KEYS:
+        assert f"`{key}`" in DOCUMENT
