@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -237,26 +238,35 @@ def test_a_model_nobody_can_construct_is_refused_in_one_line(tmp_path: Path) -> 
 # --- real engines ----------------------------------------------------------------------------------------
 
 
-def processes_with(text: str) -> list[str]:
-    """Command lines of running processes that contain the text."""
+def members(session: int) -> list[int]:
+    """Ids of the processes of a session (field 6 of /proc/PID/stat), zombies aside."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state, _, _, sid = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
             except OSError:  # it ended meanwhile
                 continue
-            if text in line:
-                found.append(line)
+            if int(sid) == session and state != "Z":
+                found.append(int(entry.name))
     return found
 
 
 @pytest.fixture
-def lines() -> Iterator[list[str]]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Collects progress; afterwards no process of the run may be left."""
-    said: list[str] = []
-    yield said
-    assert processes_with("kvproof.engine.running") == []
+    started: list[int] = []
+
+    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
+        child = real(*args, **kwargs)
+        started.append(child.pid)
+        return child
+
+    real = subprocess.Popen
+    monkeypatch.setattr("kvproof.engine.running.subprocess.Popen", popen)
+    yield []
+    assert len(started) == 1
+    assert members(started[0]) == []
 
 
 @pytest.mark.engine

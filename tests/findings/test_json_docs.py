@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvproof import layout
-from kvproof.findings import bytemap, compare, evidence, model
+from kvproof.findings import bytemap, case, compare, evidence, model
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 CLASSES = [
@@ -24,6 +24,8 @@ CLASSES = [
     model.ByteMap,
     model.PageMap,
     *(getattr(layout, name) for name in layout.__all__),
+    case.Case,
+    case.ConnectorSpec,
     compare.Comparison,
     compare.Criterion,
 ]
@@ -46,7 +48,7 @@ def test_every_field_is_described_in_its_own_table(cls):
 
 
 def test_no_public_dataclass_is_forgotten():
-    public = {value for value in vars(model).values() if dataclasses.is_dataclass(value)}
+    public = {value for module in (model, case) for value in vars(module).values() if dataclasses.is_dataclass(value)}
     assert public <= set(CLASSES)
 
 

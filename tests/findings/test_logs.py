@@ -26,6 +26,8 @@ SAMPLES = [
     ("id 6f1d2c3b-aaaa-bbbb-cccc-0123456789ab", "id <uuid>"),
     ("cmpl-6f1d2c3baaaabbbbcccc0123456789ab-0", "cmpl-<uuid>-0"),
     ("saved to /tmp/tmpx81_z/a/model.bin ok", "saved to <tmp>/a/model.bin ok"),
+    ("store /home/me/scratch/kvproof-a1_b2c3d/store", "store <tmp>/store"),
+    ("/tmp/x/tmpabcd1234/y", "<tmp>/y"),
     ("load 10%\rload 60%\rload 100%\nnext", "load 100%\nnext"),
     ("100%|###| 7/7 [00:01<00:00, 5.2it/s]", "100%|###| 7/7 [<progress>]"),
     ("throughput: 12.5 tokens/s, 3 reqs", "throughput: <rate>, 3 reqs"),

@@ -7,6 +7,7 @@ connector's documentation and source, so that a shorter hit is a finding and a l
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kvproof.findings.case import ConnectorSpec
@@ -32,13 +33,14 @@ def full_blocks(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
 
 
 def whole_prompts(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
-    """ExampleConnector: a prompt is known by its head up to the last full block before its last-but-one token.
+    """ExampleConnector: whole prompts only, stored under one key length and looked up under another.
 
-    The head of n tokens is ``(n - 2) // unit * unit`` long; nothing shorter and nothing longer is ever found. (For
-    n = k * unit + 1 this is one block less than possible; vLLM pull request 40684 describes it.)
+    A prompt of n tokens is stored under its first ``(n - 1) // unit * unit`` tokens and looked up by its first
+    ``(n - 2) // unit * unit``. They differ for n = k * unit + 1, which is therefore never found again (public fault:
+    vLLM pull request 40684, "double off-by-one").
     """
     head = (len(prompt) - 2) // unit * unit
-    known = any((len(p) - 2) // unit * unit == head and p[:head] == prompt[:head] for p in earlier)
+    known = any((len(p) - 1) // unit * unit == head and p[:head] == prompt[:head] for p in earlier)
     return head if known else 0
 
 
@@ -61,13 +63,31 @@ def _multi(store: str) -> dict[str, Any]:
     }
 
 
-PRESETS: dict[str, tuple[Callable[[str], dict[str, Any]], HitRule]] = {
-    "ExampleConnector": (_example, whole_prompts),
-    "OffloadingConnector": (_offloading, full_blocks),
-    "SimpleCPUOffloadConnector": (_offloading, full_blocks),
-    "MultiConnector": (_multi, full_blocks),
+@dataclass(frozen=True)
+class Profile:
+    """What is declared about a connector before it runs.
+
+    ``rewrites_local``: a load may write again what the local prefix cache already holds (same bytes, which the
+    footprint oracle still proves). ``declared`` says the approximations in words, for the report.
+    """
+
+    extra_config: Callable[[str], dict[str, Any]]
+    hit_rule: HitRule
+    rewrites_local: bool = False
+    declared: str = ""
+
+
+PROFILES = {
+    "ExampleConnector": Profile(
+        _example,
+        whole_prompts,
+        True,
+        "whole prompts only; a prompt of k blocks and one token is never found; a load writes locally cached blocks again",
+    ),
+    "OffloadingConnector": Profile(_offloading, full_blocks),
+    "SimpleCPUOffloadConnector": Profile(_offloading, full_blocks),
+    "MultiConnector": Profile(_multi, full_blocks),
 }
-"""Name -> (extra config for a store directory, declared hit rule)."""
 
 DEFAULT_CONNECTOR = "SimpleCPUOffloadConnector"
 
@@ -81,12 +101,10 @@ def parse(text: str, store: str, extra: dict[str, Any] | None = None) -> Connect
     if not name.isidentifier() or (separator and not all(p.isidentifier() for p in module.split("."))):
         raise ValueError(f"--connector {text!r}: expected Name or package.module:Class")
     if extra is None:
-        extra = PRESETS[name][0](store) if name in PRESETS and not module else {}
+        extra = PROFILES[name].extra_config(store) if name in PROFILES and not module else {}
     return ConnectorSpec(name, module or None, extra)
 
 
-def hit_rule(spec: ConnectorSpec | None) -> HitRule | None:
-    """Declared rule, or None where nobody declared one."""
-    if spec is None or spec.module_path is not None or spec.name not in PRESETS:
-        return None
-    return PRESETS[spec.name][1]
+def profile(spec: ConnectorSpec | None) -> Profile | None:
+    """What is declared about ``spec``, or None where nobody declared anything (third-party connectors)."""
+    return None if spec is None or spec.module_path is not None else PROFILES.get(spec.name)

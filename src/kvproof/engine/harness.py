@@ -23,7 +23,7 @@ import torch
 from kvproof.bytecode import ByteCode, Contents, Fill, Ledger, Mismatch
 from kvproof.bytecode.code import optional
 from kvproof.engine import coded_model
-from kvproof.engine.connectors import HitRule
+from kvproof.engine.connectors import Profile
 from kvproof.engine.claims import Access, AddressMap, CopyRecorder, TorchRecorder
 from kvproof.engine.staging import Staged
 from kvproof.layout import Group, Resource
@@ -70,7 +70,7 @@ class StuckError(RuntimeError):
 class Harness:
     """One staged engine under observation. Create once, run many scenarios."""
 
-    def __init__(self, staged: Staged, seed: int, hit_rule: HitRule | None) -> None:
+    def __init__(self, staged: Staged, seed: int, profile: Profile | None) -> None:
         self.staged = staged
         self.layout = staged.memory.layout
         self.groups: dict[int, Group] = {g.id: g for g in self.layout.groups}
@@ -82,7 +82,7 @@ class Harness:
         self.step_number = 0
         self.tracked: dict[str, Tracked] = {}
         self.finished: list[Tracked] = []
-        self._hit_rule = hit_rule
+        self._profile = profile
         self._prompts: list[list[int]] = []
         self._work: list[Work] = []
         self._digests: dict[tuple[str, int], bytes] = {}
@@ -158,11 +158,13 @@ class Harness:
     def _loadable(self) -> set[int]:
         """Blocks a load may write: those of requests with an external hit that have not begun to compute."""
         blocks: set[int] = set()
+        rewrites_local = self._profile is not None and self._profile.rewrites_local
         for request in self.tracked.values():
             if request.external and not request.loaded:
                 for group, table in enumerate(request.tables):
                     size = self.groups[group].block_size
-                    first = request.local // size if self.groups[group].rule != "state" else 0
+                    keeps_local = self.groups[group].rule != "state" and not rewrites_local
+                    first = request.local // size if keeps_local else 0
                     last = -(-(request.local + request.external) // size)
                     blocks |= set(table[first:last])
         return blocks - {0}
@@ -199,8 +201,8 @@ class Harness:
             cache_salt=salt,
             data_parallel_rank=None,
         )
-        if self._hit_rule is not None:
-            tracked.expected = self._hit_rule(tracked.prompt, self._prompts, self.staged.hit_unit)
+        if self._profile is not None:
+            tracked.expected = self._profile.hit_rule(tracked.prompt, self._prompts, self.staged.hit_unit)
         tracked.contents = self.contents.intern(request_id, tracked.prompt)
         tracked.tables = [[] for _ in self.layout.groups]
         self.tracked[request_id] = tracked

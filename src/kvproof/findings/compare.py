@@ -1,7 +1,7 @@
 """Do two evidence directories agree? Criterion by criterion, with the first difference and what agreement proves.
 
 A criterion is ``equal``, ``different`` or ``missing`` (in one directory or in both). What is volatile by nature is
-left out before comparing: seconds, process ids, pointers, the place of the evidence directory.
+left out before comparing: seconds, process ids, pointers, temporary directories.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvproof.findings.logs import normalise_log
 
 EQUAL, DIFFERENT, MISSING = "equal", "different", "missing"
 
-VOLATILE_KEYS = frozenset({"schema", "evidence", "seconds", "time", "timestamp", "pid", "pointer"})
+VOLATILE_KEYS = frozenset({"schema", "seconds", "time", "timestamp", "pid", "pointer"})
 """JSON keys that say where and when, not what; never compared."""
 
 REQUIRED = ("case", "verdict")

@@ -20,6 +20,8 @@ _RULES: tuple[tuple[str, str, int], ...] = (
     (r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])", "<uuid>", 0),
     # Five digits and more: 0xFF in a sentence about poison is no pointer.
     (r"\b0x[0-9a-f]{5,}\b", "<pointer>", re.I),
+    # Temporary directories by their random name wherever TMPDIR is, then by their place.
+    (r"(?<![\w.])(?:/[\w.+@-]+)*/(?:kvproof-|tmp)[a-z0-9_]{8}(?![\w-])", "<tmp>", 0),
     (r"(?<![\w.])(?:/private|/var)?/tmp/[^/\s'\"`,;()\[\]{}]+", "<tmp>", 0),
     (r"(://)[^/\s:'\"<>]+:\d+\b", r"\1<host>:<port>", 0),
     (r"\b\d{1,3}(?:\.\d{1,3}){3}:\d+\b", "<host>:<port>", 0),

@@ -7,7 +7,7 @@ from typing import Any
 from kvproof.findings.model import Finding, Report, Verdict
 from kvproof.findings.text import counted, printable
 
-HEADLINE_KEYS = ("model", "platform", "connector", "runner", "modes", "mode", "tokens")
+HEADLINE_KEYS = ("model", "platform", "connector", "runner", "modes", "tokens")
 """Keys of the case that name the run; the other keys follow in the order of the case."""
 
 _NEXT_STEP = {
@@ -16,6 +16,10 @@ _NEXT_STEP = {
     Verdict.FAIL: "Start with the first finding; later ones often follow from it.",
     Verdict.UNSUPPORTED: "This case was not checked. Read the reason, then run `kvproof doctor`.",
 }
+
+
+AUTOMATIC_KEYS = ("tokens", "max_model_len", "block_size")
+"""Keys of the case where 0 means that kvproof or vLLM chooses."""
 
 
 def value_text(value: Any) -> str:
@@ -31,13 +35,24 @@ def value_text(value: Any) -> str:
 
 def headline(report: Report) -> list[tuple[str, str]]:
     """The part of the case that names the run, as (label, value)."""
-    return [(key, value_text(report.case[key])) for key in HEADLINE_KEYS if key in report.case]
+    return [(key, _case_text(report, key)) for key in HEADLINE_KEYS if key in report.case]
 
 
 def case_details(report: Report) -> list[tuple[str, str]]:
     """The rest of the case, as (label, value)."""
     rest = (key for key in report.case if key not in HEADLINE_KEYS and key != "schema")
-    return [(printable(key), value_text(report.case[key])) for key in rest]
+    details = [(printable(key), _case_text(report, key)) for key in rest]
+    connector = report.case.get("connector")
+    if isinstance(connector, dict):
+        details += [(f"connector {key}", value_text(value)) for key, value in connector.items() if key != "name"]
+    return details
+
+
+def _case_text(report: Report, key: str) -> str:
+    value = report.case[key]
+    if key == "connector" and isinstance(value, dict):
+        return value_text(value.get("name"))
+    return "automatic" if key in AUTOMATIC_KEYS and value == 0 else value_text(value)
 
 
 def describe(finding: Finding) -> str:

@@ -59,7 +59,8 @@ def _judge(load: Load) -> list[Finding]:
             "longer_than_stored", f"hit of {total} tokens, but only {load.stored} of this prompt were ever computed",
             "cap the lookup at the number of tokens saved",
         )  # fmt: skip
-    if total >= load.prompt:
+    # After an asynchronous load of the whole prompt vLLM itself goes back by one token.
+    if total >= load.prompt + load.asynchronous:
         add(
             "whole_prompt_hit", f"hit of {total} tokens leaves nothing of {load.prompt} to compute",
             "leave at least the last token to be computed",

@@ -93,15 +93,17 @@ def _chunked(harness: Harness, prompt: list[int], suffix: list[int], chunk: int)
     """Everything in chunks that end inside blocks."""
 
     def tell() -> None:
-        config = harness.staged.core.scheduler.scheduler_config
-        whole = config.long_prefill_token_threshold
-        config.long_prefill_token_threshold = chunk
+        scheduler = harness.staged.core.scheduler
+        whole = scheduler.max_num_scheduled_tokens
+        # Platforms that switch chunked prefill off (MLA on a CPU without AMX) run the same story in whole prompts.
+        if scheduler.scheduler_config.enable_chunked_prefill:
+            scheduler.max_num_scheduled_tokens = chunk
         try:
             _one(harness, "cold", prompt, output_tokens=3)
             _one(harness, "again", prompt, output_tokens=3)
             _one(harness, "longer", prompt + suffix, output_tokens=3)
         finally:
-            config.long_prefill_token_threshold = whole
+            scheduler.max_num_scheduled_tokens = whole
 
     return tell
 

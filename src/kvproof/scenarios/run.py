@@ -107,12 +107,12 @@ def _tell(
     case: Case, staged: Any, modes: list[str], tokens: int, progress: Callable[[str], None]
 ) -> tuple[Transcript, list[ScenarioSummary]]:
     """Run the scenarios of ``modes``; an exception of the engine or the connector ends its scenario as an error."""
-    from kvproof.engine.connectors import hit_rule
+    from kvproof.engine.connectors import profile
     from kvproof.engine.harness import Harness
     from kvproof.faults import plant
 
     planted = plant(case.fault, staged) if case.fault else None
-    harness = Harness(staged, case.seed, hit_rule(case.connector))
+    harness = Harness(staged, case.seed, profile(case.connector))
     if planted is not None:
         planted.attach(harness)
     prompts = Prompts(case.seed)
