@@ -43,13 +43,15 @@ class Memory:
     layout: Layout
     storages: list[ByteArray]
     addresses: list[int]
-    views: dict[str, list[torch.Tensor]]
+    views: dict[int, torch.Tensor]
+    """Resource id -> the runner's own view of it."""
 
 
 def read_layout(config: KVCacheConfig, forward_context: dict[str, Any], kv_lora_rank: int | None) -> Memory:
     """Layout of one worker. ``forward_context`` maps layer names to modules with their bound ``kv_cache``."""
     groups, layer_specs = _groups(config)
     views = {layer: _views(forward_context[layer]) for layer in layer_specs if layer in forward_context}
+    by_resource: dict[int, torch.Tensor] = {}
     storages: dict[int, int] = {}
     sizes: list[int] = []
     resources: list[Resource] = []
@@ -63,6 +65,7 @@ def read_layout(config: KVCacheConfig, forward_context: dict[str, Any], kv_lora_
                 storages[storage.data_ptr()] = len(storages)
                 sizes.append(storage.nbytes())
             page = tensor.offset + index * tensor.layer_stride
+            by_resource |= dict(enumerate(views[layer], len(resources)))
             resources += _resources(
                 len(resources), group, layer, spec, views[layer], storages[storage.data_ptr()], storage.data_ptr(),
                 page, tensor.block_stride, config.num_blocks, kv_lora_rank,
@@ -81,7 +84,7 @@ def read_layout(config: KVCacheConfig, forward_context: dict[str, Any], kv_lora_
     memory = [
         np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(p)) for p, n in zip(addresses, sizes, strict=True)
     ]
-    return Memory(layout, memory, addresses, views)
+    return Memory(layout, memory, addresses, by_resource)
 
 
 def _groups(config: KVCacheConfig) -> tuple[tuple[Group, ...], dict[str, tuple[int, KVCacheSpec]]]:
@@ -161,7 +164,9 @@ def _resources(
                 f"layer {layer}: view starts at byte {offset} of its storage, vLLM's placement says byte {page}"
             )
         inner = [Axis(n, s * item) for n, s in zip(view.shape[1:], view.stride()[1:], strict=True)]
-        if is_state or view.dim() != 4:
+        if view.dim() == 3:
+            inner.insert(0, Axis(1, 0))  # MLA views come without their one head
+        if is_state or len(inner) != 3:
             rows: tuple[Axis, ...] = (Axis(1, 0),)
             cells = _joined([*inner, Axis(item, 1)])
             tokens_per_row = 0

@@ -51,6 +51,7 @@ class Staged:
     kv_cache_config: Any
     hit_unit: int  # tokens; prefix hits end on multiples of it
     max_model_len: int  # tokens
+    prefix_caching: bool  # False where vLLM's platform switched it off
     substitutions: tuple[Substitution, ...]
     versions: dict[str, str]
 
@@ -168,6 +169,7 @@ def _stage(case: Case, progress: Any) -> Staged:
         kv,
         int(kv.cache_hit_alignment_tokens or core.scheduler.block_size),
         config.model_config.max_model_len,
+        bool(config.cache_config.enable_prefix_caching),
         substitutions,
         versions(),
     )

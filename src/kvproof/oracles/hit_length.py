@@ -14,13 +14,6 @@ def hit_length(layout: Layout, transcript: Transcript) -> tuple[OracleResult, li
     """Each admission is judged against what was really computed before and, where declared, the connector's rule."""
     del layout
     findings = [f for load in transcript.loads for f in _judge(load)]
-    for scenario, error in transcript.errors:
-        findings.append(
-            Finding(
-                "hit_length", "connector_error", f"the engine stopped in this scenario: {error}", scenario,
-                next_step="read log.txt of the evidence around this scenario",
-            )
-        )  # fmt: skip
     hits = [load for load in transcript.loads if load.external]
     if not hits and not findings and transcript.loads:
         findings.append(

@@ -11,6 +11,7 @@ from kvproof.oracles.footprint import footprint
 from kvproof.oracles.hit_length import hit_length
 from kvproof.oracles.inventory import inventory
 from kvproof.oracles.legality import legality
+from kvproof.oracles.lifecycle import lifecycle
 from kvproof.oracles.placement import placement
 from kvproof.oracles.provenance import provenance
 from kvproof.oracles.source_footprint import source_footprint
@@ -27,6 +28,7 @@ ORACLES: dict[str, Oracle] = {
     "source_footprint": source_footprint,
     "hit_length": hit_length,
     "inventory": inventory,
+    "lifecycle": lifecycle,
 }
 
 

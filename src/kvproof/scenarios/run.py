@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvproof.findings.case import DEFAULT_TOKENS, Case
@@ -87,6 +88,12 @@ def _judge_staged(case: Case, staged: Any, progress: Callable[[str], None]) -> R
         report.groups = _policies(layout, Transcript())
     report.oracles = oracles
     report.verdict, report.reason = decide(oracles, report.findings, expected)
+    if modes and not staged.prefix_caching and not report.counters["external_hit_tokens"]:
+        report.verdict, report.findings = Verdict.UNSUPPORTED, []
+        report.reason = (
+            "no hit is possible: vLLM switched prefix caching off for this model on this platform, and the connector "
+            "finds nothing without it (log.txt has vLLM's own line)"
+        )
     return Result(report, records)
 
 
@@ -135,13 +142,20 @@ def run_scenario(harness: Any, name: str, mode: str, tell: Callable[[], None]) -
         tell()
     except Exception as error:
         traceback.print_exc()
-        done.errors.append((name, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"))
+        done.errors.append((name, _described(error)))
     mine = done.loads[loads:]
     return ScenarioSummary(
         name, mode, len(mine), harness.step_number - steps, sum(load.prompt for load in mine),
         sum(load.local for load in mine), sum(load.external for load in mine), len(done.observations) - seen,
         round(time.monotonic() - begin, 3),
     )  # fmt: skip
+
+
+def _described(error: Exception) -> str:
+    """Type, first line and innermost place of an exception."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = str(error).splitlines()[0] if str(error) else "no message"
+    return f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno}, {frame.name})"
 
 
 def _layout_oracle(layout: Layout) -> OracleResult:
