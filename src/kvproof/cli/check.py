@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--mode", default="all", choices=(*MODES, "all"), help="all = layout, bulk, layerwise and async (default)"
     )
-    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="longest prompt in tokens (default: 1024)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="longest prompt in tokens (default: 1024)")
     parser.add_argument("--evidence", metavar="DIR", help="keep case, layout, transcript, findings, log and reports")
     parser.add_argument("--json", action="store_true", help="print report.json instead of tables")
     parser.set_defaults(run=run)
@@ -54,9 +54,9 @@ def add_case_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--platform", default="cpu", choices=PLATFORMS, help="default: %(default)s")
     parser.add_argument("--runner", default="v1", choices=RUNNERS, help="vLLM's model runner (default: %(default)s)")
     parser.add_argument(
-        "--max-model-len", type=int, default=0, metavar="N", help="tokens; decides how many blocks are staged"
+        "--max-model-len", type=int, metavar="N", help="tokens; decides how many blocks are staged"
     )
-    parser.add_argument("--block-size", type=int, default=0, metavar="N", help="tokens per block (default: vLLM's)")
+    parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block (default: vLLM's)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="byte code, prompts, order of free blocks")
 
 
@@ -70,24 +70,28 @@ def positive(args: argparse.Namespace, *names: str) -> None:
     """ValueError for an option that was given and is not positive."""
     for name in names:
         value = getattr(args, name)
-        given = any(a.split("=")[0] == "--" + name.replace("_", "-") for a in sys.argv)
-        if value < 0 or (value == 0 and given):
+        if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: limit at least 1")
 
 
 def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], connector: ConnectorSpec | None) -> Case:
     """The frozen case of the arguments. ValueError, one line, for anything that cannot run."""
     positive(args, "max_model_len", "block_size")
+    model_dir = zoo.resolve(args.model, workdir)
+    limit = zoo.max_positions(model_dir)
+    for name in ("tokens", "max_model_len"):
+        if limit and (getattr(args, name, None) or 0) > limit:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: limit {limit}, the model's positions")
     return Case(
         model=args.model,
-        model_dir=str(zoo.resolve(args.model, workdir)),
+        model_dir=str(model_dir),
         connector=connector,
         platform=args.platform,
         runner=args.runner,
         modes=modes,
-        tokens=getattr(args, "tokens", 0),
-        max_model_len=args.max_model_len,
-        block_size=args.block_size,
+        tokens=getattr(args, "tokens", None) or 0,
+        max_model_len=args.max_model_len or 0,
+        block_size=args.block_size or 0,
         seed=args.seed,
         store=str(workdir / "store"),
     )

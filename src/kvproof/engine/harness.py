@@ -4,7 +4,7 @@ Around every production step the harness
 
 1. reads the block tables the scheduler just made, poisons newly allocated blocks, and notes what must be loaded;
 2. plays the kernels: before a layer reads its cache it judges what stands there, then writes the new tokens' code;
-3. judges all of memory once the step is over.
+3. judges all of memory once the step is over, if the connector touched any.
 
 It never asks the connector anything: its lookups and accesses are recorded as claims.
 """
@@ -247,9 +247,15 @@ class Harness:
         core = self.staged.core
         self.step_number += 1
         self._work = []
+        claims = len(self.transcript.claims)
         _, executed = core.step_fn()
         core.post_step(executed)
-        self._judge("after_step")
+        for work in self._work:
+            work.tracked.loaded = True
+        # Nothing but a connector writes behind the model's back, and what it did stays visible until it is judged:
+        # at the latest when the engine is idle. Steps without a visible access need no pass over all of memory.
+        if len(self.transcript.claims) > claims or not self.transcript.claims or not core.scheduler.has_requests():
+            self._judge("after_step")
         self._retire()
 
     def reset(self) -> bool:
@@ -376,9 +382,7 @@ class Harness:
 
     def begin_forward(self) -> None:
         """Loads of this step were started and nothing is computed: what changed outside their targets is stray."""
-        if any(w.first and w.tracked.external for w in self._work) or any(
-            r.external and not r.loaded for r in self.tracked.values()
-        ):
+        if any(w.first and w.tracked.external and not w.tracked.asynchronous for w in self._work):
             self._judge("after_load")
 
     def attend(self, layer: str) -> None:
@@ -520,9 +524,6 @@ class Harness:
     # ------------------------------------------------------------------ judging
 
     def _judge(self, moment: str) -> None:
-        if moment == "after_step":
-            for work in self._work:
-                work.tracked.loaded = True
         mismatches, judged = self.ledger.judge()
         self.transcript.judge(moment, judged)
         for m in mismatches:

@@ -5,13 +5,14 @@ Anything that fails raises :class:`StagingError` with the step and vLLM's own re
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from kvproof.findings.case import DEFAULT_MAX_MODEL_LEN, Case
+from kvproof.findings.case import DEFAULT_MAX_MODEL_LEN, HYBRID_MAX_MODEL_LEN, Case, ConnectorSpec
 from kvproof.findings.model import Substitution
 
 STEPS = {
@@ -37,8 +38,18 @@ class StagingError(RuntimeError):
 
     def __init__(self, step: str, error: BaseException) -> None:
         self.step = step
-        lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        super().__init__(f"{step}: {type(error).__name__}: {lines[0] if lines else '(no message)'}")
+        super().__init__(f"{step}: {type(error).__name__}: {_first_words(str(error))}")
+
+
+class UnknownConnectorError(ValueError):
+    """The connector named does not exist here. Refused as usage: nothing was staged yet."""
+
+
+def _first_words(message: str) -> str:
+    """The line of an error that says what is wrong: pydantic puts a headline and a field name above it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    said = [line.removeprefix("Value error, ") for line in lines if line.startswith("Value error, ")]
+    return (said or lines or ["(no message)"])[0]
 
 
 @dataclass
@@ -88,7 +99,7 @@ def stage(case: Case, progress: Any = print) -> Staged:
         raise RuntimeError(f"process started without the environment of the case: {wrong}")
     try:
         return _stage(case, progress)
-    except StagingError:
+    except UnknownConnectorError:
         raise
     except Exception as error:
         traceback.print_exc()
@@ -118,31 +129,37 @@ def _stage(case: Case, progress: Any) -> Staged:
 
     substitutions = cpu.MODEL_SUBSTITUTIONS
     if case.connector is not None:
+        _require(case.connector)
         substitutions += cpu.install()
     if case.runner == "v2":
         substitutions += (cpu.RUNNER_V2_SUBSTITUTION,)
 
     progress("building VllmConfig")
-    arguments: dict[str, Any] = {}
-    if case.block_size:
-        arguments["block_size"] = case.block_size
-    config = EngineArgs(
-        model=case.model_dir,
-        skip_tokenizer_init=True,
-        load_format=coded_model.LOAD_FORMAT,
-        enforce_eager=True,
-        max_model_len=case.max_model_len or _default_max_model_len(case),
-        max_num_seqs=8,
-        max_num_batched_tokens=2 * (case.max_model_len or DEFAULT_MAX_MODEL_LEN),
-        kv_cache_memory_bytes=KV_MEMORY_LIMIT,
-        enable_prefix_caching=True,
-        async_scheduling=False,
-        disable_log_stats=True,
-        language_model_only=True,
-        kv_transfer_config=None if case.connector is None else case.connector.kv_transfer_config(),
-        seed=case.seed,
-        **arguments,
-    ).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    max_model_len = case.max_model_len or max(DEFAULT_MAX_MODEL_LEN, 2 * case.tokens)
+
+    def build(length: int) -> Any:
+        sizes = {"block_size": case.block_size} if case.block_size else {}
+        return EngineArgs(
+            model=case.model_dir,
+            skip_tokenizer_init=True,
+            load_format=coded_model.LOAD_FORMAT,
+            enforce_eager=True,
+            max_model_len=length,
+            max_num_seqs=8,
+            max_num_batched_tokens=2 * length,
+            kv_cache_memory_bytes=KV_MEMORY_LIMIT,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            disable_log_stats=True,
+            language_model_only=True,
+            kv_transfer_config=None if case.connector is None else case.connector.kv_transfer_config(),
+            seed=case.seed,
+            **sizes,
+        ).create_engine_config(UsageContext.ENGINE_CONTEXT)
+
+    config = build(max_model_len)
+    if config.model_config.is_hybrid and not case.max_model_len and max_model_len < HYBRID_MAX_MODEL_LEN:
+        config = build(HYBRID_MAX_MODEL_LEN)
 
     class StagedExecutor(UniProcExecutor):
         """Production executor; only the block count is chosen instead of profiled."""
@@ -175,14 +192,26 @@ def _stage(case: Case, progress: Any) -> Staged:
     )
 
 
+def _require(connector: ConnectorSpec) -> None:
+    """UnknownConnectorError unless vLLM can import the class named."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    try:
+        if connector.module_path is None:
+            KVConnectorFactory.get_connector_class_by_name(connector.name)
+        else:
+            getattr(importlib.import_module(connector.module_path), connector.name)
+    except (ValueError, ImportError, AttributeError) as error:
+        known = ", ".join(sorted(KVConnectorFactory._registry))
+        raise UnknownConnectorError(
+            f"--connector {connector.display}: {error}; vLLM registers {known}, others as package.module:Class"
+        ) from error
+
+
 KV_MEMORY_LIMIT = 6 << 30
 """Bytes vLLM may plan with; the override decides how many are used."""
 CONCURRENT_PROMPTS = 3
 """Prompts of full length whose blocks must exist at the same time."""
-
-
-def _default_max_model_len(case: Case) -> int:
-    return max(DEFAULT_MAX_MODEL_LEN, 2 * case.tokens)
 
 
 def _block_count(vllm_config: Any, specs: list[dict[str, Any]]) -> int:

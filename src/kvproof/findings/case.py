@@ -11,7 +11,10 @@ MODES = ("layout", "bulk", "layerwise", "async", "engine")
 RUNNERS = ("v1", "v2")
 PLATFORMS = ("cpu",)
 DEFAULT_TOKENS = 1024
-DEFAULT_MAX_MODEL_LEN = 4096
+DEFAULT_MAX_MODEL_LEN = 1536
+"""Tokens; fits every scenario at DEFAULT_TOKENS and blocks of up to 256 tokens."""
+HYBRID_MAX_MODEL_LEN = 4096
+"""Tokens; hybrid models have blocks of several hundred tokens."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,11 @@ class ConnectorSpec:
     name: str
     module_path: str | None = None
     extra_config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def display(self) -> str:
+        """As given on the command line."""
+        return self.name if self.module_path is None else f"{self.module_path}:{self.name}"
 
     def kv_transfer_config(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's ``KVTransferConfig``."""

@@ -50,10 +50,12 @@ class Result:
 
 def run_case(case: Case, progress: Callable[[str], None]) -> Result:
     """Stage and judge ``case``. Never raises for what vLLM or the connector do; that becomes the verdict."""
-    from kvproof.engine.staging import StagingError, stage
+    from kvproof.engine.staging import StagingError, UnknownConnectorError, stage
 
     try:
         staged = stage(case, progress)
+    except UnknownConnectorError as error:
+        return Result(None, [], str(error))
     except StagingError as error:
         return Result(Report(case.to_json(), Verdict.UNSUPPORTED, str(error)), [])
     try:
@@ -100,13 +102,12 @@ def _judge_staged(case: Case, staged: Any, progress: Callable[[str], None]) -> R
 def _tokens(case: Case, staged: Any, modes: list[str]) -> int:
     """Length of the longest prompt, checked against what was staged."""
     unit, limit = staged.hit_unit, staged.max_model_len
-    tokens = case.tokens or min(max(DEFAULT_TOKENS, 2 * unit), limit // 2)
+    beyond = unit + unit // 2 + 8  # the longest prompt of any scenario exceeds the tokens asked for by this much
+    tokens = case.tokens or min(max(DEFAULT_TOKENS, 2 * unit), limit - beyond)
     if modes and tokens <= unit:
         raise CaseError(f"--tokens {tokens}: too few for one block, limit at least {unit + 1} (one block and a token)")
-    # The longest prompt of any scenario is the tokens asked for and one and a half hit units.
-    longest = tokens + unit + unit // 2 + 8
-    if modes and longest > limit:
-        raise CaseError(f"--tokens {tokens}: scenarios need {longest} tokens, limit --max-model-len {limit}")
+    if modes and tokens + beyond > limit:
+        raise CaseError(f"--tokens {tokens}: scenarios need {tokens + beyond} tokens, limit --max-model-len {limit}")
     return tokens
 
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ZooModel", "describe", "names", "resolve", "write"]
+__all__ = ["ZooModel", "describe", "max_positions", "names", "resolve", "write"]
 
 _CONFIGS = files(__name__) / "configs"
 
@@ -135,3 +135,12 @@ def _config_problem(config: Any) -> str | None:
     if not (listed and architectures):
         return f"architectures is {architectures!r}, must be a non-empty list of strings"
     return None
+
+
+def max_positions(directory: Path) -> int:
+    """``max_position_embeddings`` of a resolved model directory in tokens, 0 where its config names none."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
+            return int(part["max_position_embeddings"])
+    return 0
