@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from kvproof import zoo
 from kvproof.cli.child import STARTED, ChildRun, run_child
+from kvproof.cli.engine_mode import run_engine
 from kvproof.engine import connectors
 from kvproof.findings import terminal
 from kvproof.findings.case import MODES, PLATFORMS, RUNNERS, Case, ConnectorSpec
@@ -112,14 +115,12 @@ def run(args: argparse.Namespace) -> int:
             evidence = Evidence(args.evidence) if args.evidence else None
         except ValueError as error:
             return refuse("check", error)
-        child = run_watched(case, console, quiet=args.json)
-        if child.result is not None and child.result.report is None:
-            return refuse("check", child.result.usage)
-        report = child.result.report if child.result is not None else died(case, child)
-        if report is None:
-            raise RuntimeError("child ended without report and without refusal")
+        try:
+            report, records, log = _answer(case, workdir, console, args.json)
+        except ValueError as error:
+            return refuse("check", error)
         if evidence is not None:
-            keep(evidence, case, report, child)
+            keep(evidence, report, records, log)
     if args.json:
         print(json.dumps(report.to_json(), indent=1))
     else:
@@ -127,15 +128,37 @@ def run(args: argparse.Namespace) -> int:
     return report.verdict.exit_code
 
 
-def run_watched(case: Case, console: Console, quiet: bool) -> ChildRun:
-    """Run the child with its progress on the screen: a live line on a terminal, plain lines elsewhere."""
+def _answer(case: Case, workdir: Path, console: Console, quiet: bool) -> tuple[Report, list[dict[str, Any]], str]:
+    """(report, transcript records, log) of a case. ValueError where the staged engine shows that it cannot be run."""
+    if case.modes == ("engine",):
+        with watching(case, console, quiet) as progress:
+            report, log = run_engine(case, workdir, progress)
+        return report, [], log
+    child = run_watched(case, console, quiet)
+    if child.result is None:
+        return died(case, child), [], child.log
+    if child.result.report is None:
+        raise ValueError(child.result.usage)
+    return child.result.report, child.result.records, child.log
+
+
+@contextlib.contextmanager
+def watching(case: Case, console: Console, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Progress on the screen: a live line on a terminal, plain lines elsewhere, nothing when quiet."""
     title = f"{case.model} · {case.connector.name if case.connector else 'no connector'} · {case.runner}"
     if quiet:
-        return run_child(case, lambda text: None)
-    if not console.is_terminal:
-        return run_child(case, lambda text: console.print(f"  {title}: {text}", highlight=False, markup=False))
-    with console.status(title) as status:
-        return run_child(case, lambda text: status.update(f"{title}: {text}"))
+        yield lambda text: None
+    elif not console.is_terminal:
+        yield lambda text: console.print(f"  {title}: {text}", highlight=False, markup=False)
+    else:
+        with console.status(title) as status:
+            yield lambda text: status.update(f"{title}: {text}")
+
+
+def run_watched(case: Case, console: Console, quiet: bool) -> ChildRun:
+    """Run the child with its progress on the screen."""
+    with watching(case, console, quiet) as progress:
+        return run_child(case, progress)
 
 
 def _extra(text: str | None) -> dict[str, Any] | None:
@@ -164,12 +187,12 @@ def died(case: Case, child: ChildRun) -> Report:
     return Report(case.to_json(), Verdict.FAIL, message, findings=[finding])
 
 
-def keep(evidence: Evidence, case: Case, report: Report, child: ChildRun) -> None:
+def keep(evidence: Evidence, report: Report, records: list[dict[str, Any]], log: str) -> None:
     """Write the evidence directory, case first."""
-    evidence.write_case(report.case or case.to_json())
-    evidence.log_path.write_text(child.log, encoding="utf-8")
+    evidence.write_case(report.case)
+    evidence.log_path.write_text(log, encoding="utf-8")
     if report.layout:
         evidence.write_layout(report.layout)
-    for record in child.result.records if child.result is not None else ():
+    for record in records:
         evidence.append_transcript(record)
     evidence.write_report(report)

@@ -66,7 +66,8 @@ def render(layout: Layout, title: str, console: Console) -> None:
         )  # fmt: skip
     console.print(groups)
     table = Table(box=box.SIMPLE_HEAD, title="Resources", title_justify="left", title_style="bold")
-    for column in ("group", "layers", "fields [bytes]", "dtype", "rows × cells [B]", "strides [B]", "page", "block stride"):
+    columns = ("group", "layers", "fields [B]", "dtype", "rows × cells [B]", "strides [B]", "page", "block stride")
+    for column in columns:
         table.add_column(column, justify="right" if column in ("group", "page", "block stride") else "left")
     kinds: dict[tuple[Any, ...], list[Resource]] = {}
     for r in layout.resources:

@@ -6,7 +6,7 @@ Both are resolved to blocks here. Whether those blocks were allowed is for the l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class Access:
     outside: int = 0
     crossing: int = 0
     first_illegal: str = ""
+    starts: dict[int, tuple[int, int]] = field(default_factory=dict)  # block -> (storage, byte) first used
 
 
 class AddressMap:
@@ -112,6 +113,7 @@ class CopyRecorder:
                     write, "copy", int(mine.sum()), int(batch.sizes[mine].sum()),
                     set(block[mine & (block >= 0)].tolist()), int((mine & (block < 0)).sum()),
                     int((mine & cross).sum()), first,
+                    self._starts(batch.targets if write else batch.sources, block, mine),
                 )
             )  # fmt: skip
             past_end = mine & self._leaves_storage(batch.targets if write else batch.sources, batch.sizes)
@@ -120,6 +122,15 @@ class CopyRecorder:
         if lost.any() and self._near(batch, lost):
             keep &= ~lost
         return CopyBatch(batch.sources[keep], batch.targets[keep], batch.sizes[keep])
+
+    def _starts(self, addresses: Any, block: Any, mine: Any) -> dict[int, tuple[int, int]]:
+        """First address used of each block, as (storage, byte in it)."""
+        starts: dict[int, tuple[int, int]] = {}
+        for at in np.flatnonzero(mine & (block >= 0)).tolist():
+            storage = self._map.storage_of(int(addresses[at]))
+            if storage is not None:
+                starts.setdefault(int(block[at]), (storage, int(addresses[at]) - self._map.bases[storage]))
+        return starts
 
     def _leaves_storage(self, addresses: Any, sizes: Any) -> Any:
         ends = addresses.astype(np.int64) + sizes

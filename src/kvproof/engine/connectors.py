@@ -82,7 +82,7 @@ PROFILES = {
         _example,
         whole_prompts,
         True,
-        "whole prompts only; a prompt of k blocks and one token is never found; a load writes locally cached blocks again",
+        "whole prompts only; a prompt of k blocks and one token is never found; loads rewrite locally cached blocks",
     ),
     "OffloadingConnector": Profile(_offloading, full_blocks),
     "SimpleCPUOffloadConnector": Profile(_offloading, full_blocks),

@@ -23,8 +23,8 @@ import torch
 from kvproof.bytecode import ByteCode, Contents, Fill, Ledger, Mismatch
 from kvproof.bytecode.code import optional
 from kvproof.engine import coded_model
-from kvproof.engine.connectors import Profile
 from kvproof.engine.claims import Access, AddressMap, CopyRecorder, TorchRecorder
+from kvproof.engine.connectors import Profile
 from kvproof.engine.staging import Staged
 from kvproof.layout import Group, Resource
 from kvproof.oracles import transcript as t
@@ -151,7 +151,7 @@ class Harness:
             t.Claim(
                 self.scenario, self.step_number, "load" if access.write else "save", access.via, access.addresses,
                 access.nbytes, tuple(sorted(access.blocks)), tuple(sorted(allowed)), access.outside, access.crossing,
-                access.first_illegal,
+                access.first_illegal, access.starts,
             )
         )  # fmt: skip
 
@@ -180,6 +180,13 @@ class Harness:
         """Start a scenario: earlier requests are forgotten, what is stored stays stored."""
         self.scenario = scenario
         self.finished.clear()
+
+    def start_over(self) -> None:
+        """Forget everything seen on this engine: memory is nobody's, no prompt is known, the transcript is new."""
+        self.ledger.paint()
+        for known in (self.tracked, self.finished, self._prompts, self._digests, self._work):
+            known.clear()
+        self.transcript = t.Transcript()
 
     def submit(self, label: str, prompt: Sequence[int], output_tokens: int = 1, salt: str | None = None) -> Tracked:
         """Add a request to the production scheduler. ``prompt`` are token ids."""
@@ -462,10 +469,9 @@ class Harness:
 
     def _write_state(self, r: Resource, tracked: Tracked, begin: int, end: int) -> None:
         table, size = tracked.tables[r.group], self.groups[r.group].block_size
-        ends = [end]
-        if self._mamba_mode == "all":
-            ends = [*range((begin // size + 1) * size, end, size), end]
-        for position in ends:
+        # A kernel also leaves the state at every block boundary it passes for which vLLM allocated a block.
+        boundaries = [] if self._mamba_mode == "none" else range((begin // size + 1) * size, end, size)
+        for position in (*boundaries, end):
             index = 0 if self._mamba_mode == "none" else (position - 1) // size
             if index >= len(table) or table[index] == 0:
                 continue

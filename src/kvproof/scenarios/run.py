@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable
@@ -35,6 +36,13 @@ DECLARED = {
 }
 
 
+class EngineRefusalError(RuntimeError):
+    """vLLM staged the model but cannot execute a single step of it on this platform."""
+
+
+_NOT_THE_PLACE = (str(Path(__file__).parents[1]), str(Path(sysconfig.get_paths()["platlib"], "torch")))
+
+
 class CaseError(ValueError):
     """The case asks for what the staged model cannot do: one line naming value and limit. Exit code 2."""
 
@@ -62,6 +70,9 @@ def run_case(case: Case, progress: Callable[[str], None]) -> Result:
         return _judge_staged(case, staged, progress)
     except CaseError as error:
         return Result(None, [], str(error))
+    except EngineRefusalError as error:
+        report = Report(case.to_json(), Verdict.UNSUPPORTED, str(error), layout=staged.memory.layout.to_json())
+        return Result(report, [])
     finally:
         staged.shutdown()
 
@@ -76,6 +87,7 @@ def _judge_staged(case: Case, staged: Any, progress: Callable[[str], None]) -> R
     report.substitutions = list(staged.substitutions)
     records: list[dict[str, Any]] = []
     expected = ["layout"]
+    transcript = Transcript()
     if modes:
         transcript, report.scenarios = _tell(case, staged, modes, tokens, progress)
         progress("judging")
@@ -85,12 +97,10 @@ def _judge_staged(case: Case, staged: Any, progress: Callable[[str], None]) -> R
         report.bytemaps = byte_maps(layout, transcript)
         report.counters = _counters(transcript)
         records = transcript.records
-        report.groups = _policies(layout, transcript)
-    else:
-        report.groups = _policies(layout, Transcript())
+    report.groups = _policies(layout, transcript)
     report.oracles = oracles
     report.verdict, report.reason = decide(oracles, report.findings, expected)
-    if modes and not staged.prefix_caching and not report.counters["external_hit_tokens"]:
+    if modes and not staged.prefix_caching and _only_lacks_hits(transcript):
         report.verdict, report.findings = Verdict.UNSUPPORTED, []
         report.reason = (
             "no hit is possible: vLLM switched prefix caching off for this model on this platform, and the connector "
@@ -117,12 +127,8 @@ def _tell(
     """Run the scenarios of ``modes``; an exception of the engine or the connector ends its scenario as an error."""
     from kvproof.engine.connectors import profile
     from kvproof.engine.harness import Harness
-    from kvproof.faults import plant
 
-    planted = plant(case.fault, staged) if case.fault else None
     harness = Harness(staged, case.seed, profile(case.connector))
-    if planted is not None:
-        planted.attach(harness)
     prompts = Prompts(case.seed)
     summaries = []
     for mode in modes:
@@ -143,6 +149,9 @@ def run_scenario(harness: Any, name: str, mode: str, tell: Callable[[], None]) -
         tell()
     except Exception as error:
         traceback.print_exc()
+        if not loads and not done.loads and not done.claims:
+            # Not one request was served and the connector did nothing yet: vLLM cannot run this model here.
+            raise EngineRefusalError(f"first step: {_described(error)}") from error
         done.errors.append((name, _described(error)))
     mine = done.loads[loads:]
     return ScenarioSummary(
@@ -153,10 +162,16 @@ def run_scenario(harness: Any, name: str, mode: str, tell: Callable[[], None]) -
 
 
 def _described(error: Exception) -> str:
-    """Type, first line and innermost place of an exception."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    """Type, first line and innermost place of an exception, torch's own frames and ours left out."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if not f.filename.startswith(_NOT_THE_PLACE)), frames[-1])
     text = str(error).splitlines()[0] if str(error) else "no message"
     return f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno}, {frame.name})"
+
+
+def _only_lacks_hits(transcript: Transcript) -> bool:
+    """Nothing went wrong but that no request was hit."""
+    return not transcript.errors and not transcript.observations and not any(r.external for r in transcript.loads)
 
 
 def _layout_oracle(layout: Layout) -> OracleResult:
