@@ -62,7 +62,6 @@ class Case:
     block_size: int = 0
     seed: int = 0
     store: str = ""
-    fault: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": "kvproof.case/1", **dataclasses.asdict(self)}

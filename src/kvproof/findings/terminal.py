@@ -109,7 +109,7 @@ def _oracles(report: Report, with_source: bool) -> Table:
     table = _table("Oracles")
     table.add_column("oracle", overflow="fold")
     table.add_column("status", no_wrap=True)
-    for name in ("judged", "bytes", "blocks", "resources"):
+    for name in ("bytes", "blocks", "resources", "items"):
         table.add_column(name, justify="right", no_wrap=True)
     if with_source:
         table.add_column("against", ratio=1)
@@ -120,10 +120,10 @@ def _oracles(report: Report, with_source: bool) -> Table:
         cells = [
             Text(printable(oracle.oracle)),
             Text(status.value, style=_STATUS_STYLE[status]),
-            Text(human_bytes(oracle.judged_bytes)),
             _number(oracle.judged_bytes),
             _number(oracle.judged_blocks),
             _number(oracle.judged_resources),
+            _number(oracle.judged_items),
         ]
         table.add_row(*cells, *([Text(printable(note))] if with_source else []))
     return table
