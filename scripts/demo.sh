@@ -7,17 +7,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 kvproof=${VENV:-.venv}/bin/kvproof
 out=demo-evidence
 
-# model, connector, expected verdict; one line for each way of laying out a cache
+# model, connector, expected verdict; one line for each way of laying out a cache. ExampleConnector must FAIL: with
+# chunked prefill it saves only the first chunk of a prompt (public fault, vLLM pull request 53314), and the check says so.
 runs=(
-  "qwen3-0.6b          ExampleConnector           PASS"
-  "qwen3-0.6b          OffloadingConnector        PASS"
-  "qwen3-0.6b          SimpleCPUOffloadConnector  PASS"
-  "qwen3-0.6b          MultiConnector             PASS"
-  "llama-3.1-8b        OffloadingConnector        PASS"
-  "gemma-3-1b          OffloadingConnector        PASS"
-  "gpt-oss-20b-bf16    SimpleCPUOffloadConnector  PASS"
-  "deepseek-v3-bf16    OffloadingConnector        PASS"
-  "qwen2.5-vl-3b       OffloadingConnector        PASS"
+  "qwen3-0.6b        SimpleCPUOffloadConnector  PASS"
+  "qwen3-0.6b        OffloadingConnector        PASS"
+  "qwen3-0.6b        MultiConnector             PASS"
+  "qwen3-0.6b        ExampleConnector           FAIL"
+  "gemma-3-1b        OffloadingConnector        PASS"
+  "gpt-oss-20b-bf16  SimpleCPUOffloadConnector  PASS"
+  "lfm2-1.2b         OffloadingConnector        PASS"
 )
 verdicts=([0]="PASS" [1]="FAIL" [2]="USAGE ERROR" [3]="UNSUPPORTED" [4]="PARTIALLY VERIFIED")
 

@@ -15,7 +15,7 @@ def hit_length(layout: Layout, transcript: Transcript) -> tuple[OracleResult, li
     del layout
     findings = [f for load in transcript.loads for f in _judge(load)]
     hits = [load for load in transcript.loads if load.external]
-    if not hits and not findings and transcript.loads:
+    if not hits and not findings and transcript.loads and not transcript.errors:
         findings.append(
             Finding(
                 "hit_length", "never_hit",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvproof.findings.model import Finding, Location, OracleResult
+from kvproof.findings.model import Finding, Location, OracleResult, Status
 from kvproof.layout import Layout
 from kvproof.oracles.common import outcome
 from kvproof.oracles.transcript import Transcript
@@ -12,6 +12,8 @@ SOURCE = "the layout: every resource vLLM registered"
 
 def inventory(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list[Finding]]:
     """A resource of a group that must be restored, and never was, is a finding: it was left behind."""
+    if transcript.errors and not transcript.restored_bytes:
+        return OracleResult("inventory", Status.SKIPPED, SOURCE, reason="the engine stopped before anything was hit"), []
     groups = {g.id: g for g in layout.groups}
     findings = []
     for r in layout.resources:

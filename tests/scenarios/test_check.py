@@ -1,0 +1,156 @@
+"""``kvproof check`` on the real engine: every way of laying out a cache, every connector, every verdict."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvproof.cli import main
+from kvproof.findings.compare import compare
+
+pytestmark = pytest.mark.engine
+SUPPORT = Path(__file__).parents[1] / "support"
+ORACLES = {
+    "layout", "equality", "placement", "provenance", "legality", "footprint", "source_footprint", "hit_length",
+    "inventory", "lifecycle",
+}  # fmt: skip
+
+
+@pytest.fixture()
+def check(tmp_path, monkeypatch):
+    """Runs ``kvproof check`` and returns (exit code, report.json); the evidence stays in tmp_path/<name>."""
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+
+    def run(model, *arguments, name="evidence"):
+        code = main(["check", model, *arguments, "--evidence", str(tmp_path / name)])
+        return code, json.loads((tmp_path / name / "report.json").read_text())
+
+    return run
+
+
+def oracle(report, name):
+    return next(o for o in report["oracles"] if o["oracle"] == name)
+
+
+@pytest.mark.parametrize(
+    ("model", "connector", "runner"),
+    [
+        ("tiny-qwen3", "SimpleCPUOffloadConnector", "v1"),
+        ("tiny-qwen3", "SimpleCPUOffloadConnector", "v2"),
+        ("tiny-qwen3", "MultiConnector", "v1"),
+        ("tiny-qwen3", "OffloadingConnector", "v2"),
+        ("tiny-gemma3", "OffloadingConnector", "v1"),
+        ("tiny-gemma3", "SimpleCPUOffloadConnector", "v1"),
+        ("tiny-qwen3-next", "SimpleCPUOffloadConnector", "v1"),
+        ("tiny-qwen3-next", "OffloadingConnector", "v1"),
+        ("tiny-deepseek-v3", "OffloadingConnector", "v1"),
+    ],
+)
+def test_vllms_own_connectors_pass(check, model, connector, runner):
+    code, report = check(model, "--connector", connector, "--runner", runner)
+    assert (code, report["verdict"], report["findings"]) == (0, "PASS", [])
+    assert {o["oracle"] for o in report["oracles"]} == ORACLES
+    assert {s["mode"] for s in report["scenarios"]} == {"bulk", "layerwise", "async"}
+    assert all(g["restored_bytes"] > 0 for g in report["groups"]), "a group nobody judged"
+    assert report["counters"]["external_hit_tokens"] > 0
+    for name in ("equality", "placement", "footprint", "source_footprint"):
+        assert oracle(report, name)["judged_bytes"] > 0
+    assert report["substitutions"]
+
+
+def test_example_connector_passes_whole_prompts_and_fails_chunked_prefill(check):
+    """Public fault (vLLM pull request 53314): with chunked prefill only the first chunk is saved."""
+    code, report = check("tiny-qwen3", "--connector", "ExampleConnector", "--mode", "bulk", name="bulk")
+    assert (code, report["findings"]) == (0, [])
+    code, report = check("tiny-qwen3", "--connector", "ExampleConnector", "--mode", "layerwise", name="layerwise")
+    assert code == 1
+    (finding,) = report["findings"]
+    assert (finding["oracle"], finding["kind"]) == ("lifecycle", "engine_stopped")
+    assert "example_connector.py" in finding["message"]
+
+
+def test_a_broken_third_party_connector_is_located(check):
+    code, report = check("tiny-qwen3", "--connector", "third_party:HeadsExchanged", "--mode", "bulk",
+                         "--connector-config", json.dumps({"shared_storage_path": "/tmp/kvproof-test-heads"}))  # fmt: skip
+    assert code == 1
+    first = next(f for f in report["findings"] if f["oracle"] == "placement")
+    assert first["location"]["layer"] == "model.layers.1.self_attn.attn"
+    assert first["location"]["byte"] == 0
+    assert first["origin"]["layer"] == "model.layers.1.self_attn.attn"
+    assert first["origin"]["resource"] == "K"
+    assert {f["location"]["layer"] for f in report["findings"] if f["location"]} == {"model.layers.1.self_attn.attn"}
+
+
+def test_a_connector_that_cannot_be_seen_is_partially_verified(check, tmp_path):
+    config = json.dumps({"shared_storage_path": str(tmp_path / "store")})
+    code, report = check("tiny-qwen3", "--connector", "third_party:Unseen", "--mode", "bulk", "--connector-config", config)
+    assert (code, report["verdict"], report["findings"]) == (4, "PARTIALLY VERIFIED", [])
+    assert oracle(report, "legality")["status"] == "skipped"
+    assert oracle(report, "placement")["judged_bytes"] > 0
+
+
+def test_two_runs_of_one_case_agree_and_another_seed_does_not(check, tmp_path):
+    arguments = ("tiny-qwen3", "--mode", "bulk")
+    check(*arguments, name="a")
+    check(*arguments, name="b")
+    check(*arguments, "--seed", "1", name="c")
+    same = compare(tmp_path / "a", tmp_path / "b")
+    assert same.agree, [c for c in same.criteria if c.outcome != "equal"]
+    assert not compare(tmp_path / "a", tmp_path / "c").agree
+
+
+def test_evidence_is_complete(check, tmp_path):
+    _, report = check("tiny-qwen3", "--mode", "bulk")
+    written = {p.name for p in (tmp_path / "evidence").iterdir()}
+    assert written == {
+        "case.json", "layout.json", "transcript.jsonl", "report.json", "findings.json", "counters.json", "junit.xml",
+        "report.html", "log.txt", "log.normalised.txt",
+    }  # fmt: skip
+    tables = [
+        blocks
+        for line in (tmp_path / "evidence" / "transcript.jsonl").read_text().splitlines()
+        for request in json.loads(line)["requests"]
+        for blocks in request["tables"]
+    ]
+    longest = max(tables, key=len)
+    neighbours = sum(abs(a - b) == 1 for a, b in zip(longest[:-1], longest[1:], strict=True))
+    assert len(longest) > 4
+    assert neighbours == 0, f"blocks of a request are consecutive: {longest}"
+    assert report["layout"] == {k: v for k, v in json.loads((tmp_path / "evidence" / "layout.json").read_text()).items()
+                                if k != "schema"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "reason"),
+    [
+        ("gpt-oss-20b", (), "MXFP4"),
+        ("qwen2.5-vl-3b", (), "inspected"),
+        ("tiny-deepseek-v3", (), "prefix caching off"),
+    ],
+)
+def test_what_vllm_cannot_do_is_unsupported_with_its_reason(check, model, arguments, reason):
+    code, report = check(model, *arguments)
+    assert (code, report["verdict"]) == (3, "UNSUPPORTED")
+    assert reason in report["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--connector", "NoSuchConnector"), "NoSuchConnector"),
+        (("--connector", "no.such.module:Thing"), "no.such.module:Thing"),
+        (("--tokens", "100"), "limit at least 129"),
+        (("--tokens", "1000", "--max-model-len", "1024"), "limit --max-model-len 1024"),
+    ],
+)
+def test_refused_after_staging_leaves_no_evidence(arguments, said, tmp_path, capsys):
+    assert main(["check", "tiny-qwen3", *arguments, "--evidence", str(tmp_path / "e")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "e").exists()
+
+
+def test_layout_as_json(capsys):
+    assert main(["layout", "tiny-qwen3-next", "--json"]) == 0
+    layout = json.loads(capsys.readouterr().out)
+    assert {g["rule"] for g in layout["groups"]} == {"all", "state"}
+    assert {f["name"] for r in layout["resources"] for f in r["fields"]} == {"K", "V", "conv", "ssm"}
