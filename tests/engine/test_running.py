@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvproof.engine.running import (
+from kvproof.engine.running import ask, main
+from kvproof.findings.model import Status
+from kvproof.oracles.engine_answers import (
     WITH,
     WITHOUT,
     EngineAnswer,
     EngineCase,
+    EngineTranscript,
     RefusedError,
     Reset,
     Step,
-    Transcript,
-    ask,
     judge,
-    main,
 )
-from kvproof.findings.model import Status
 from kvproof.zoo import checkpoint
 
 QWEN3 = {
@@ -76,7 +76,7 @@ def case(tmp_path: Path) -> EngineCase:
     return EngineCase(str(tmp_path), connector(), str(tmp_path / "store"), prompt_tokens=290, max_tokens=3)
 
 
-def transcript(**changed: Step | None) -> Transcript:
+def transcript(**changed: Step | None) -> EngineTranscript:
     """A flawless run of a one-layer model with blocks of 128 tokens; ``changed`` replaces or drops steps."""
     without = [Step(WITHOUT, f"{p} cold", p, RIGHT, 0) for p in ("A", "B1", "B2", "C")]
     steps = {
@@ -87,7 +87,7 @@ def transcript(**changed: Step | None) -> Transcript:
         "suppressed": Step(WITH, "A suppressed", "A", OTHER, 256, overwritten_pages=2),
         "layer": Step(WITH, "A suppressed layer.0", "A", OTHER, 256, overwritten_pages=2),
     } | changed
-    return Transcript(
+    return EngineTranscript(
         block_tokens=128,
         layers=("layer.0",),
         shared_tokens=170,
@@ -192,6 +192,24 @@ def test_the_answer_survives_json(case: EngineCase) -> None:
     assert EngineAnswer.from_json(json.loads(text)).to_json() == answer.to_json()
 
 
+def test_a_baseline_starts_another_run_of_the_same_question(case: EngineCase) -> None:
+    first = transcript()
+    first.vocabulary = 512
+    first.complete_baseline(case)
+    assert first.baseline is not None
+    second = dataclasses.replace(case, multiprocess=True, store_dir="elsewhere", baseline=first.baseline)
+    again = EngineCase.from_json(json.loads(json.dumps(second.to_json())))
+    assert again == second
+    run = EngineTranscript(shared_tokens=170, steps=[s for s in first.steps if s.engine == WITH])
+    run.start_from(first.baseline)
+    answer = judge(again, run)
+    assert answer.passed
+    assert answer.oracles[0].source.endswith("of an earlier run")
+    assert EngineAnswer.from_json(json.loads(json.dumps(answer.to_json()))).baseline == first.baseline
+    with pytest.raises(RefusedError, match="baseline: it answers"):
+        dataclasses.replace(second, seed=1)
+
+
 def test_a_case_without_model_or_with_no_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"there is no config\.json"):
         EngineCase(str(tmp_path), None, str(tmp_path))
@@ -252,27 +270,41 @@ def members(session: int) -> list[int]:
     return found
 
 
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Collects progress; afterwards no process of the run may be left."""
+@dataclass
+class Asked:
+    answer: EngineAnswer
+    lines: list[str]  # progress
+    survivors: list[int]  # processes of the run that it left behind
+
+
+def asked(case: EngineCase, **options: Any) -> Asked:
+    """Ask, and look afterwards for processes of the session that ``ask`` opened."""
     started: list[int] = []
+    real = subprocess.Popen
 
     def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
         child = real(*args, **kwargs)
         started.append(child.pid)
         return child
 
-    real = subprocess.Popen
-    monkeypatch.setattr("kvproof.engine.running.subprocess.Popen", popen)
-    yield []
-    assert len(started) == 1
-    assert members(started[0]) == []
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvproof.engine.running.subprocess.Popen", popen)
+        answer = ask(case, lines.append, **options)
+    [session] = started
+    return Asked(answer, lines, members(session))
+
+
+@pytest.fixture(scope="module")
+def in_process(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """Both engines in the child's own process. Its engine without a connector serves the tests below too."""
+    directory = tmp_path_factory.mktemp("in-process")
+    return asked(EngineCase(str(model_dir), connector(), str(directory / "store")), log=directory / "log")
 
 
 @pytest.mark.engine
-def test_example_connector_in_process(model_dir: Path, tmp_path: Path, lines: list[str]) -> None:
-    case = EngineCase(str(model_dir), connector(), str(tmp_path / "store"))
-    answer = ask(case, lines.append, log=tmp_path / "log")
+def test_example_connector_in_process(in_process: Asked) -> None:
+    answer = in_process.answer
     assert answer.unsupported == ""
     assert answer.findings == []
     assert answer.passed
@@ -283,38 +315,46 @@ def test_example_connector_in_process(model_dir: Path, tmp_path: Path, lines: li
     # With the restore suppressed the hit stays and the tokens change, for each of the four layers.
     assert cached["A suppressed"] == 256
     assert next(o for o in answer.oracles if o.oracle == "engine_sensitivity").judged_resources == 4
-    assert any("starting the engine with ExampleConnector" in line for line in lines)
+    assert any("starting the engine with ExampleConnector" in line for line in in_process.lines)
+    assert in_process.survivors == []
 
 
 @pytest.mark.engine
 def test_a_third_party_connector_that_drops_a_layer_is_caught(
-    model_dir: Path, tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    in_process: Asked, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "third_party_connector.py").write_text(THIRD_PARTY)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     broken = connector("DropsOneLayer", kv_connector_module_path="third_party_connector")
-    answer = ask(EngineCase(str(model_dir), broken, str(tmp_path / "store")), lines.append)
+    run = asked(EngineCase(str(model_dir), broken, str(tmp_path / "store"), baseline=in_process.answer.baseline))
+    answer = run.answer
     assert answer.unsupported == ""
     assert [(f.oracle, f.kind) for f in answer.findings] == [("engine_tokens", "wrong_tokens")]
     assert answer.findings[0].message.startswith("A second: output token ")
     assert oracle(answer, "engine_hit") is Status.PASSED
     assert oracle(answer, "engine_sensitivity") is Status.PASSED
+    assert run.survivors == []
 
 
 @pytest.mark.engine
 def test_example_connector_with_the_engine_in_processes_of_its_own(
-    model_dir: Path, tmp_path: Path, lines: list[str]
+    in_process: Asked, model_dir: Path, tmp_path: Path
 ) -> None:
-    case = EngineCase(str(model_dir), connector(), str(tmp_path / "store"), multiprocess=True)
-    answer = ask(case, lines.append)
+    baseline = in_process.answer.baseline
+    case = EngineCase(str(model_dir), connector(), str(tmp_path / "store"), multiprocess=True, baseline=baseline)
+    run = asked(case)
+    answer = run.answer
     assert answer.unsupported == ""
     assert answer.findings == []
     assert answer.passed
     assert len([c for c in answer.checks if c.name.startswith("tokens_equal")]) == 6
+    assert not any("without a connector (" in line for line in run.lines)  # no second engine for the baseline
+    assert answer.baseline == baseline
+    assert run.survivors == []
 
 
 @pytest.mark.engine
-def test_a_silent_stage_is_ended_with_its_name(model_dir: Path, tmp_path: Path, lines: list[str]) -> None:
-    case = EngineCase(str(model_dir), connector(), str(tmp_path / "store"))
-    answer = ask(case, lines.append, stage_seconds=0.5)
-    assert answer.unsupported.startswith("no progress for 0.5 s after: ")
+def test_a_silent_stage_is_ended_with_its_name(model_dir: Path, tmp_path: Path) -> None:
+    run = asked(EngineCase(str(model_dir), connector(), str(tmp_path / "store")), stage_seconds=0.5)
+    assert run.answer.unsupported.startswith("no progress for 0.5 s after: ")
+    assert run.survivors == []

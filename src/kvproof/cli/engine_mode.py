@@ -1,4 +1,7 @@
-"""``--mode engine``: the same question asked of a real running engine, in process and multiprocess."""
+"""``--mode engine``: the same question asked of a real running engine, in process and multiprocess.
+
+Both are judged against one engine without a connector, the one that the first of them started.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from kvproof.engine.running import EngineAnswer, EngineCase, ask
+from kvproof.engine.running import ask
 from kvproof.findings.case import Case
 from kvproof.findings.model import Report, ScenarioSummary, Verdict
 from kvproof.findings.verdict import decide
+from kvproof.oracles.engine_answers import ORACLES, WITH, EngineAnswer, EngineCase
 from kvproof.zoo import checkpoint
 
 MAX_PARAMETERS = 50_000_000
 """Random weights are made for a configuration without weights up to this size; a real run takes real memory."""
-ORACLES = ("engine_tokens", "engine_hit", "engine_sensitivity")
 PROCESSES = ((False, "in process"), (True, "multiprocess"))
 
 
@@ -25,6 +28,7 @@ def run_engine(case: Case, workdir: Path, progress: Callable[[str], None]) -> tu
     model_dir = with_weights(Path(case.model_dir), workdir / "checkpoint", case.seed, progress)
     report = Report(case.to_json(), Verdict.FAIL, "not judged")
     logs, unsupported = [], []
+    baseline = None
     for multiprocess, name in PROCESSES:
         store = workdir / f"store-{name.replace(' ', '-')}"
         store.mkdir()
@@ -32,10 +36,12 @@ def run_engine(case: Case, workdir: Path, progress: Callable[[str], None]) -> tu
         if connector is not None:
             connector = json.loads(json.dumps(connector).replace(json.dumps(case.store)[1:-1], "{store}"))
         asked = EngineCase(
-            str(model_dir), connector, str(store), case.runner, multiprocess, max_tokens=16, seed=case.seed
+            str(model_dir), connector, str(store), case.runner, multiprocess, max_tokens=16, seed=case.seed,
+            baseline=baseline,
         )  # fmt: skip
         log = workdir / f"engine-{multiprocess}.log"
         answer = ask(asked, lambda text, name=name: progress(f"{name}: {text}"), log)  # type: ignore[misc]
+        baseline = answer.baseline
         logs.append(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
         if answer.unsupported:
             unsupported.append(f"{name}: {answer.unsupported}")
@@ -56,8 +62,8 @@ def with_weights(model_dir: Path, target: Path, seed: int, progress: Callable[[s
     size = _least_parameters(config)
     if size > MAX_PARAMETERS:
         raise ValueError(
-            f"--mode engine: {model_dir.name} has no weights and about {size:,} parameters, limit {MAX_PARAMETERS:,} for "
-            "random ones; name a directory with weights or a tiny bundled model"
+            f"--mode engine: {model_dir.name} has no weights and about {size:,} parameters, limit {MAX_PARAMETERS:,} "
+            "for random ones; name a directory with weights or a tiny bundled model"
         )
     progress("making a random checkpoint")
     return checkpoint.make(target, config, seed)
@@ -85,7 +91,7 @@ def _add(report: Report, answer: EngineAnswer, name: str) -> None:
     ]
     report.substitutions += [s for s in answer.substitutions if s not in report.substitutions]
     report.versions |= answer.versions
-    steps = [s for s in answer.steps if s.engine == "with connector"]
+    steps = [s for s in answer.steps if s.engine == WITH]
     report.scenarios.append(
         ScenarioSummary(
             f"engine, {name}", "engine", len(steps), len(steps), 0, 0, sum(s.cached for s in steps),

@@ -393,11 +393,13 @@ class Harness:
             self._judge("after_load")
 
     def attend(self, layer: str) -> None:
-        """A layer is about to read: judge everything its kernel will see of requests that begin to compute."""
+        """A layer is about to read: judge what its kernel will see: all of it when a request begins, its state in every step."""
         for r in self._layer_resources.get(layer, ()):
             for work in self._work:
                 if work.first and work.computed:
                     self._read(r, work)
+                elif work.computed and self.groups[r.group].rule == "state":
+                    self._read_running_state(r, work)
 
     def update_cache(self, layer: str) -> None:
         """A layer writes the new tokens of every scheduled request."""
@@ -432,6 +434,16 @@ class Harness:
         for block in loaded:
             if block in wanted and block not in wrong_blocks:
                 self._restored(r, tracked, block, *wanted[block])
+
+    def _read_running_state(self, r: Resource, work: Work) -> None:
+        """The state a running request continues from: the step writes over it, so afterwards nothing would show."""
+        table, size = work.tracked.tables[r.group], self.groups[r.group].block_size
+        index = 0 if self._mamba_mode == "none" else (work.computed - 1) // size
+        if index < len(table) and table[index] != 0:
+            mismatches, judged = self.ledger.judge_rows(r, {table[index]: (0, 1)})
+            self.transcript.judge("read", judged)
+            for m in mismatches:
+                self._note("read", work.tracked.request_id, t.CACHED, m)
 
     def _restored(self, r: Resource, tracked: Tracked, block: int, first: int, last: int, contents: Any) -> None:
         """A block came back right: count it, read its name back, and compare with the source through the views."""
