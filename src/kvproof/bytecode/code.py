@@ -4,11 +4,13 @@ A row is one token's (or one state's) bytes in one resource. Its code is a funct
 row) alone, so the bytes that must come back can be computed anywhere without a copy of what was there:
 
 * the body is a window into a ring of random 64-bit words. The ring has a prime number of words and a row starts at
-  ``content * words_per_row + resource * step``, so rows of one resource never start at the same word, and a whole
-  run of consecutive contents is one contiguous copy out of the ring (fast), while nothing repeats at any short or
-  round distance (a swap at distance 251, 256 or one row is visible);
-* every ``UNIT`` bytes an 8-byte header names the row in digits of base 251: content (3), resource (2), a check digit
-  over the content, and the unit's index in the row (2). Any ``UNIT + 8`` bytes in a row name their origin.
+  ``content * words_per_row + resource * step``, so a whole run of consecutive contents is one contiguous copy out of
+  the ring (fast), while nothing repeats at any short or round distance (a swap at distance 251, 256 or one row is
+  visible);
+* every ``UNIT`` bytes an 8-byte header names the row: a check digit, then in digits of base 251 the content (3), the
+  resource (2) and the unit's index in the row (2). Any ``UNIT + 8`` bytes in a row name their origin. The check digit
+  comes first and is never zero, so a page of zeros, of another layer or of the next token is wrong from its first byte
+  on. Rows shorter than a header are body alone: they can be compared, not named.
 
 Bytes of the code are 0..250. Larger values are fills (``Fill``), so memory nobody wrote is never taken for content.
 """
@@ -17,24 +19,35 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 ByteArray = npt.NDArray[np.uint8]
+WordArray = npt.NDArray[np.uint64]
 
 BASE = 251
 UNIT = 128
 """Bytes between two headers of a row."""
+HEADER = 8
+"""Bytes of a header."""
+UNIT_WORDS = UNIT // HEADER
 RING_WORDS = 32_749
 """Prime; 262 kB, small enough to stay in a core's private cache."""
-RESOURCE_STEP = 20_219
-"""Words between the starts of two resources; coprime to RING_WORDS, so fewer resources than that never collide."""
+RESOURCE_STEP = 1021
+"""Words between the starts of two resources. Small, so that the heads of one page read neighbouring parts of the ring;
+coprime to RING_WORDS and to any number of words per row, so that no two rows of one content start alike."""
 MAX_CONTENTS = BASE**3
 MAX_RESOURCES = BASE**2
 MAX_ROW_BYTES = BASE**2 * UNIT
+NAMES_KEPT = 1 << 20
+"""Contents whose names are kept in a table (8 bytes each); the names of later ones are computed again and again."""
+CHUNK_WORDS = 1 << 15
+"""Words written or compared at once (256 kB): they and the ring's windows stay in a core's private cache."""
 
 
 class Fill(IntEnum):
@@ -79,13 +92,12 @@ class Decoded:
 
 
 class ByteCode:
-    """The code for one seed. Thread-safe: only reads after construction."""
+    """The code for one seed. Thread-safe: tables only ever grow, and are replaced as a whole."""
 
     def __init__(self, seed: int = 0) -> None:
-        words = np.random.default_rng(seed).integers(0, BASE, RING_WORDS * 8, dtype=np.uint8).view(np.uint64)
-        # Long enough that a whole page of up to RING_WORDS words is one slice from any start.
-        self._ring = np.concatenate([words, words])
-        self._names = _content_names(1 << 14)
+        self._period = np.random.default_rng(seed).integers(0, BASE, RING_WORDS * 8, dtype=np.uint8).view(np.uint64)
+        self._ring = np.tile(self._period, 2)
+        self._names = _content_names(np.arange(1 << 14))
 
     @staticmethod
     def words_per_row(row_bytes: int) -> int:
@@ -98,53 +110,69 @@ class ByteCode:
         words = self.words_per_row(row_bytes)
         out = np.empty((len(contents), words), np.uint64)
         for first, last in _runs(contents):
-            self._fill_words(out[first:last], resource, int(contents[first]))
+            content = int(contents[first])
+            if row_bytes < HEADER:
+                out[first:last] = self._body(resource, content, (1, last - first, words), 1)[0]
+            else:
+                self.fill(out[None, first:last], resource, content)
         return out.view(np.uint8)[:, :row_bytes]
 
-    def fill(self, memory: npt.NDArray[np.uint64], resource: int, first_content: int) -> None:
-        """Write rows of consecutive contents into C-contiguous words ``memory`` uint64 ``[rows, words]``."""
-        self._fill_words(memory, resource, first_content)
+    def fill(self, memory: WordArray, resource: int, content: int, step: int = 1) -> None:
+        """Write the code into ``memory``, uint64 ``[heads, rows, words]``, any strides.
 
-    def matches(self, memory: npt.NDArray[np.uint64], resource: int, first_content: int) -> bool:
-        """Whether C-contiguous words ``memory`` uint64 ``[rows, words]`` hold the code of consecutive contents."""
-        rows, words = memory.shape
-        headers = self._headers(resource, first_content, rows, words)
-        flat = memory.reshape(-1)
-        wrong = np.empty(flat.shape, np.bool_)
-        position = self._start(resource, first_content, words)
-        for begin in range(0, flat.size, RING_WORDS):
-            end = min(begin + RING_WORDS, flat.size)
-            start = (position + begin) % RING_WORDS
-            np.not_equal(flat[begin:end], self._ring[start : start + end - begin], out=wrong[begin:end])
-        step = UNIT // 8
-        wrong.reshape(rows, words)[:, ::step] = memory[:, ::step] != headers
-        return not wrong.any()
+        Head h, row i gets the code of resource ``resource + h`` and content ``content + i * step``.
+        """
+        for part, body, headers in self._expected(memory, resource, content, step):
+            part[:] = body
+            part[:, :, ::UNIT_WORDS] = headers
 
-    def _fill_words(self, out: npt.NDArray[np.uint64], resource: int, first_content: int) -> None:
-        rows, words = out.shape
-        flat = out.reshape(-1)
-        position = self._start(resource, first_content, words)
-        for begin in range(0, flat.size, RING_WORDS):
-            end = min(begin + RING_WORDS, flat.size)
-            start = (position + begin) % RING_WORDS
-            flat[begin:end] = self._ring[start : start + end - begin]
-        out[:, :: UNIT // 8] = self._headers(resource, first_content, rows, words)
+    def matches(self, memory: WordArray, resource: int, content: int, step: int = 1) -> bool:
+        """Whether ``memory`` holds what :meth:`fill` with the same arguments would write."""
+        for part, body, headers in self._expected(memory, resource, content, step):
+            wrong = part != body
+            np.not_equal(part[:, :, ::UNIT_WORDS], headers, out=wrong[:, :, ::UNIT_WORDS])
+            if np.count_nonzero(wrong):
+                return False
+        return True
 
-    @staticmethod
-    def _start(resource: int, content: int, words: int) -> int:
-        return (content * words + resource * RESOURCE_STEP) % RING_WORDS
+    def _expected(
+        self, memory: WordArray, resource: int, content: int, step: int
+    ) -> Iterator[tuple[WordArray, WordArray, WordArray]]:
+        """Some rows of ``memory`` at a time, with the body and the headers that belong there."""
+        heads, rows, words = memory.shape
+        names = self._names_of(resource + heads, content, rows, words, step)
+        owners = _resource_names(resource, heads)
+        chunk = max(1, CHUNK_WORDS // (heads * words))
+        for begin in range(0, rows, chunk):
+            part = memory[:, begin : begin + chunk]
+            body = self._body(resource, content + begin * step, part.shape, step)
+            yield part, body, names[begin : begin + chunk] + owners
 
-    def _headers(self, resource: int, first: int, rows: int, words: int) -> npt.NDArray[np.uint64]:
-        """Headers uint64 ``[rows, units]``: bytes u0 c0 r0 c1 r1 c2 check u1, the quickly changing digits first."""
-        if resource >= MAX_RESOURCES or first + rows > MAX_CONTENTS:
-            raise ValueError(
-                f"resource {resource} or content {first + rows} too large, limits {MAX_RESOURCES}, {MAX_CONTENTS}"
-            )
+    def _body(self, resource: int, content: int, shape: tuple[int, ...], step: int) -> WordArray:
+        """Bodies uint64 ``[heads, rows, words]``, without headers: windows into the ring, only to be read."""
+        heads, rows, words = shape
+        start = (content * words + resource * RESOURCE_STEP) % RING_WORDS
+        end = start + (heads - 1) * RESOURCE_STEP + rows * step * words
+        ring = self._ring
+        if end > ring.size:
+            ring = self._ring = np.tile(self._period, -(-end // RING_WORDS) + 1)
+        strides = (8 * RESOURCE_STEP, 8 * step * words, 8)
+        return np.ndarray((heads, rows, words), np.uint64, ring.data, 8 * start, strides)
+
+    def _names_of(self, resources: int, first: int, rows: int, words: int, step: int) -> WordArray:
+        """Headers uint64 ``[rows, units]`` without the resource: bytes check c0 r0 c1 r1 c2 u0 u1."""
+        end = first + (rows - 1) * step + 1
+        if resources > MAX_RESOURCES or end > MAX_CONTENTS:
+            raise ValueError(f"{resources} resources or {end} contents, limits {MAX_RESOURCES}, {MAX_CONTENTS}")
         names = self._names
-        if first + rows > names.size:
-            names = self._names = _content_names(max(2 * names.size, first + rows))
-        row = names[first : first + rows] | np.uint64(resource % BASE << 16 | resource // BASE << 32)
-        return np.asarray(row[:, None] | _unit_names(-(-words * 8 // UNIT)), np.uint64)
+        if end <= names.size:
+            names = names[first:end:step]
+        elif end <= NAMES_KEPT:
+            self._names = _content_names(np.arange(2 * end))
+            names = self._names[first:end:step]
+        else:
+            names = _content_names(np.arange(first, end, step))
+        return np.asarray(names[:, None] + _unit_names(-(-words // UNIT_WORDS)), np.uint64)
 
     def decode(
         self, row: ByteArray, byte: int, resources: dict[int, int], contents: int, prefer: int | None = None
@@ -156,48 +184,78 @@ class ByteCode:
         the bytes: not content at all, or a fragment too short to be named.
         """
         observed = row.tobytes()
-        named = self._named_in(observed, byte, resources, contents)
-        if prefer is not None:
-            named += [(resource, prefer) for resource in resources]
-        for resource, content in named:
-            code = self.rows(resource, np.array([content], np.int32), resources[resource])[0].tobytes()
+        codes: dict[tuple[int, int], bytes] = {}
+        for resource, content, at in _named_in(row, byte, resources, contents):
+            code = codes.get((resource, content))
+            if code is None:
+                code = codes[resource, content] = self._row(resource, content, resources[resource])
+            # A header says where in its row the byte stands: a long row repeats itself, and so do the names in it.
+            if _agree(observed, byte, code, at):
+                return Decoded(resource, content, at)
+        for (resource, content), code in codes.items():
             hit = _longest_match(observed, byte, code)
             if hit is not None:
                 return Decoded(resource, content, hit)
+        if prefer is not None:
+            for resource, row_bytes in resources.items():
+                hit = _longest_match(observed, byte, self._row(resource, prefer, row_bytes))
+                if hit is not None:
+                    return Decoded(resource, prefer, hit)
         return None
 
-    def _named_in(
-        self, observed: bytes, byte: int, resources: dict[int, int], contents: int
-    ) -> list[tuple[int, int]]:
-        """(resource, content) of every valid header in ``observed``, nearest to ``byte`` first."""
-        found: dict[tuple[int, int], int] = {}
-        data = np.frombuffer(observed, np.uint8).astype(np.int64)
-        if data.size < 8:
-            return []
-        c0, r0, c1, r1, c2, check = (data[i : data.size - 7 + i] for i in range(1, 7))
-        ok = (3 * c0 + 5 * c1 + 7 * c2 + 97) % BASE == check
-        for position in np.flatnonzero(ok):
-            resource = int(r0[position] + BASE * r1[position])
-            content = int(c0[position] + BASE * c1[position] + BASE**2 * c2[position])
-            if resource in resources and content < contents:
-                key = (resource, content)
-                found[key] = min(found.get(key, len(observed)), abs(int(position) - byte))
-        return sorted(found, key=lambda key: found[key])
+    def _row(self, resource: int, content: int, row_bytes: int) -> bytes:
+        code: bytes = self.rows(resource, np.array([content], np.int32), row_bytes).tobytes()
+        return code
 
 
-def _content_names(count: int) -> npt.NDArray[np.uint64]:
-    """The part of a header that names contents 0 ... count - 1, uint64 ``[count]``."""
-    content = np.arange(count, dtype=np.uint64)
+def _named_in(row: ByteArray, byte: int, resources: dict[int, int], contents: int) -> list[tuple[int, int, int]]:
+    """(resource, content, row byte of ``row[byte]``) by every valid header in ``row``, nearest to ``byte`` first."""
+    data = row.astype(np.int64)
+    if data.size < HEADER:
+        return []
+    check, c0, r0, c1, r1, c2, u0, u1 = (data[i : data.size - HEADER + 1 + i] for i in range(HEADER))
+    found = []
+    valid = _content_check(c0, c1, c2) + _resource_check(r0, r1) == check
+    for position in np.flatnonzero(valid).tolist():
+        resource = int(r0[position] + BASE * r1[position])
+        content = int(c0[position] + BASE * c1[position] + BASE**2 * c2[position])
+        begin = int(u0[position] + BASE * u1[position]) * UNIT
+        if resource in resources and content < contents and begin < resources[resource]:
+            found.append((abs(position - byte), resource, content, begin + byte - position))
+    return [(resource, content, at) for _, resource, content, at in sorted(found)]
+
+
+def _content_names(contents: npt.NDArray[np.int64]) -> WordArray:
+    """The part of a header that names each content, uint64."""
+    content = contents.astype(np.uint64)
     c0, c1, c2 = content % BASE, content // BASE % BASE, content // BASE**2
-    check = (3 * c0 + 5 * c1 + 7 * c2 + 97) % BASE
-    return np.asarray(c0 << 8 | c1 << 24 | c2 << 40 | check << 48, np.uint64)
+    return np.asarray(_content_check(c0, c1, c2) | c0 << 8 | c1 << 24 | c2 << 40, np.uint64)
 
 
 @functools.cache
-def _unit_names(units: int) -> npt.NDArray[np.uint64]:
+def _resource_names(first: int, count: int) -> WordArray:
+    """The part of a header that names the resource, uint64 ``[count, 1, 1]``."""
+    resource = np.arange(first, first + count, dtype=np.uint64)
+    r0, r1 = resource % BASE, resource // BASE
+    return np.asarray(_resource_check(r0, r1) | r0 << 16 | r1 << 32, np.uint64)[:, None, None]
+
+
+@functools.cache
+def _unit_names(units: int) -> WordArray:
     """The part of a header that names the unit's index in its row, uint64 ``[units]``."""
     unit = np.arange(units, dtype=np.uint64)
-    return np.asarray(unit % BASE | unit // BASE << 56, np.uint64)
+    return np.asarray(unit % BASE << 48 | unit // BASE << 56, np.uint64)
+
+
+# The two halves of the check digit add up to 1 ... 249, without a carry into the next byte.
+
+
+def _content_check(c0: Any, c1: Any, c2: Any) -> Any:
+    return (3 * c0 + 5 * c1 + 7 * c2) % 125
+
+
+def _resource_check(r0: Any, r1: Any) -> Any:
+    return (11 * r0 + 13 * r1) % 125 + 1
 
 
 def _runs(contents: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
@@ -209,19 +267,35 @@ def _runs(contents: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def _longest_match(observed: bytes, byte: int, code: bytes, least: int = 4) -> int | None:
+def _windows(observed: bytes, byte: int) -> Iterator[tuple[int, bytes]]:
+    """(begin, bytes) of windows that hold ``observed[byte]``, widest first; one of equal bytes names nobody."""
+    for width in (32, 16, 8, 4):
+        last = len(observed) - width
+        for wanted in (byte, byte - width + 1, byte - width // 2) if last >= 0 else ():
+            begin = min(max(wanted, 0), last)
+            window = observed[begin : begin + width]
+            if len(set(window)) > 1:
+                yield begin, window
+
+
+def _agree(observed: bytes, byte: int, code: bytes, at: int) -> bool:
+    """Whether ``observed[byte]`` stands at ``code[at]``, going by any window of at least 8 bytes around it."""
+    return any(
+        at - (byte - begin) >= 0 and code.startswith(window, at - (byte - begin))
+        for begin, window in _windows(observed, byte)
+        if len(window) >= 8
+    )
+
+
+def _longest_match(observed: bytes, byte: int, code: bytes) -> int | None:
     """Where in ``code`` the neighbourhood of ``observed[byte]`` stands, or None.
 
-    Tries windows that contain ``byte``, widest first; at least ``least`` bytes (fewer in shorter rows) must agree.
+    At least 4 bytes of the body must agree: the small digits of a header stand in many things that are no code.
     """
-    for width in (32, 16, 8, least):
-        for begin in (byte, byte - width + 1, byte - width // 2):
-            if begin < 0 or begin + width > len(observed):
-                continue
-            at = code.find(observed[begin : begin + width])
-            if at >= 0:
-                return at + byte - begin
-    if len(observed) <= least:
-        at = code.find(observed)
-        return None if at < 0 else at + byte
+    named = len(code) >= HEADER
+    for begin, window in _windows(observed, byte):
+        at = code.find(window)
+        body = sum(not named or i % UNIT >= HEADER for i in range(at, at + len(window)))
+        if at >= 0 and body >= 4:
+            return at + byte - begin
     return None

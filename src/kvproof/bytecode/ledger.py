@@ -6,26 +6,38 @@ expected bytes again. So no copy of the KV cache is ever needed: the ledger cost
 
 Planes: a row whose heads are not adjacent in memory (head-major layouts) is coded head by head, so that the bytes of
 consecutive tokens stay one contiguous run. ``_Plane`` is that unit; everything public speaks of resources.
+
+Speed: rows fall into runs (consecutive contents, or one fill) that are written and compared as whole words. Only a page
+in which such a run differs, or whose rows are no multiple of 8 bytes, is compared byte by byte.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from kvproof.bytecode.code import OPTIONAL_BASE, POISON_BYTES, ByteCode, Decoded, Fill, optional_content
+from kvproof.bytecode.code import CHUNK_WORDS, OPTIONAL_BASE, POISON_BYTES, ByteCode, Decoded, Fill, optional_content
 from kvproof.layout import Layout, Resource
 from kvproof.layout.frames import FrameFamily, frame_families
 
 ByteArray = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int32]
+T = TypeVar("T")
 NULL_BLOCK = 0
+PARALLEL_BYTES = 8 << 20
+"""Less work than this is done by the calling thread; handing it over would take longer."""
+UNJUDGED = frozenset((int(Fill.ANY), int(Fill.TAINTED)))
+LEGAL_BYTES = {int(fill): (fill.byte,) for fill in Fill} | {int(Fill.ZEROED_OR_POISON): (Fill.ZEROED_OR_POISON.byte, 0)}
+"""What a row in a fill state may show."""
+MAX_RUNS = 64
+"""Runs of rows in one page that are worth comparing one by one."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,6 @@ class _Plane:
     first_byte: int  # of the plane's bytes inside a resource row
     row_bytes: int
     pages: ByteArray  # [num_blocks, *row axes, row_bytes], a view of memory
-    words: npt.NDArray[np.uint64] | None  # [num_blocks, rows, words] when contiguous and aligned
 
 
 class Ledger:
@@ -99,13 +110,14 @@ class Ledger:
         self.owner = np.full(layout.num_blocks, -1, np.int16)
         self.rows = {r.id: np.full((layout.num_blocks, r.rows), Fill.FREE, np.int32) for r in layout.resources}
         self._planes: dict[int, list[_Plane]] = {}
+        self._words: dict[int, npt.NDArray[np.uint64] | None] = {}
         self._code_rows: dict[int, int] = {}
         self._plane_of_code: dict[int, _Plane] = {}
         for r in layout.resources:
             self._planes[r.id] = self._make_planes(r)
-        self._padding = {
-            (i, g.id): _padding(f, g.id) for i, f in enumerate(self.families) for g in layout.groups
-        }
+            self._words[r.id] = _as_words([plane.pages for plane in self._planes[r.id]])
+        self._padding = {(i, g.id): _padding(f, g.id) for i, f in enumerate(self.families) for g in layout.groups}
+        self._frames = [self._frame(family) for family in self.families]
         self._contents_used = 0
         self._pool = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1))
 
@@ -127,7 +139,7 @@ class Ledger:
                 views.append((n * inner, pages[(slice(None), *(slice(None),) * row_rank, *index)]))
         planes = []
         for first_byte, view in views:
-            plane = _Plane(r, len(self._code_rows), first_byte, view.shape[-1], view, _as_words(view, r.rows))
+            plane = _Plane(r, len(self._code_rows), first_byte, view.shape[-1], view)
             self._code_rows[plane.code_id] = plane.row_bytes
             self._plane_of_code[plane.code_id] = plane
             planes.append(plane)
@@ -142,46 +154,78 @@ class Ledger:
         self.owner[:] = -1
         for rows in self.rows.values():
             rows[:] = Fill.FREE
-        for family in self.families:
-            self._frame(family)[NULL_BLOCK] = Fill.NULL.byte
+        for frames in self._frames:
+            frames[NULL_BLOCK] = Fill.NULL.byte
 
     def allocate(self, group: int, blocks: Iterable[int], fill: Fill) -> None:
         """Hand ``blocks`` to ``group``: whatever stood there is gone, its rows show ``fill``."""
+        wanted = list(blocks)
+        for block in wanted:
+            self._check_block(block)
+        self.owner[wanted] = group
+        for r in self.layout.group_resources(group):
+            self.rows[r.id][wanted] = fill
+        nbytes = len(wanted) * sum(family.nbytes for family in self.families)
+        self._spread(lambda i: self._poison(i, group, wanted, fill), range(len(self.families)), nbytes)
+
+    def _poison(self, index: int, group: int, blocks: list[int], fill: Fill) -> None:
+        family, padding, byte = self.families[index], self._padding[index, group], fill.byte
         for block in blocks:
-            self.owner[block] = group
-            for i, family in enumerate(self.families):
-                frame = self._frame(family)[block]
-                padding = self._padding[i, group]
-                if padding is None:
-                    frame[:] = fill.byte
-                    continue
-                frame[:] = Fill.FREE.byte
-                for r in family.of_group(group):
-                    for plane in self._planes[r.id]:
-                        plane.pages[block] = fill.byte
-            for r in self.layout.group_resources(group):
-                self.rows[r.id][block] = fill
+            frame = self._frames[index][block]
+            if not padding:
+                frame.fill(byte)
+                continue
+            for begin, end in padding:
+                frame[begin:end] = Fill.FREE.byte
+            for r in family.of_group(group):
+                for plane in self._planes[r.id]:
+                    plane.pages[block] = byte
 
     def write(self, resource: Resource, block: int, first_row: int, contents: IntArray) -> None:
         """The model computes rows ``first_row ...`` of ``block``: memory gets their code."""
         self.expect(resource, block, first_row, contents)
-        last = first_row + len(contents)
-        consecutive = contents.size < 2 or bool((np.diff(contents) == 1).all())
-        for plane in self._planes[resource.id]:
-            if plane.words is not None and consecutive:
-                self.code.fill(plane.words[block, first_row:last], plane.code_id, int(contents[0]))
-            else:
-                code = self.code.rows(plane.code_id, contents, plane.row_bytes)
-                axes = tuple(a.count for a in resource.row_axes)
-                index = np.unravel_index(np.arange(first_row, last), axes)
-                plane.pages[block][index] = code
+        self._write_page(resource, block, first_row, contents)
+
+    def write_rows(self, resource: Resource, wanted: Mapping[int, tuple[int, IntArray]]) -> None:
+        """:meth:`write` for several blocks at once: ``wanted[block] = (first row, contents)``."""
+        for block, (first_row, contents) in wanted.items():
+            self.expect(resource, block, first_row, contents)
+        nbytes = resource.row_bytes * sum(len(contents) for _, contents in wanted.values())
+        self._spread(lambda block: self._write_page(resource, block, *wanted[block]), list(wanted), nbytes)
+
+    def _write_page(self, resource: Resource, block: int, first_row: int, contents: IntArray) -> None:
+        planes, words, step = self._planes[resource.id], self._words[resource.id], _step(resource)
+        runs = _row_runs(contents, step) if contents.size else []
+        if words is not None and len(runs) <= MAX_RUNS:
+            for first, last in runs:
+                for begin, part in _rows_of(words[block], first_row + first, first_row + last):
+                    self.code.fill(part, planes[0].code_id, int(contents[begin - first_row]), step)
+            return
+        rows = np.arange(first_row, first_row + len(contents))
+        index = np.unravel_index(rows, tuple(a.count for a in resource.row_axes))
+        for plane in planes:
+            plane.pages[block][index] = self.code.rows(plane.code_id, contents, plane.row_bytes)
+
+    def _spread(self, work: Callable[[int], T], items: Sequence[int], nbytes: int) -> list[T]:
+        """``work`` of every item in order; on several threads where ``nbytes`` are enough to be worth it."""
+        if nbytes < PARALLEL_BYTES:
+            return [work(item) for item in items]
+        return list(self._pool.map(work, items))
 
     def expect(self, resource: Resource, block: int, first_row: int, contents: IntArray) -> None:
         """Rows ``first_row ...`` of ``block`` must hold ``contents`` from now on; memory is not touched."""
+        self._check_block(block)
+        rows, last = self.rows[resource.id], first_row + len(contents)
+        if not 0 <= first_row <= last <= rows.shape[1]:
+            raise ValueError(f"rows {first_row} to {last} of resource {resource.id}, limit {rows.shape[1]} rows")
+        rows[block, first_row:last] = contents
+        self._contents_used = max(self._contents_used, int(contents.max(initial=-1)) + 1)
+
+    def _check_block(self, block: int) -> None:
         if block == NULL_BLOCK:
             raise ValueError("the null block holds nobody's rows, block 0")
-        self.rows[resource.id][block, first_row : first_row + len(contents)] = contents
-        self._contents_used = max(self._contents_used, int(contents.max(initial=-1)) + 1)
+        if not 0 < block < self.layout.num_blocks:
+            raise ValueError(f"block {block}, limit {self.layout.num_blocks} blocks")
 
     def mark(self, resource: Resource, block: int, fill: Fill, first_row: int = 0, last_row: int | None = None) -> None:
         """Set the symbolic state of rows ``[first_row, last_row)`` without touching memory."""
@@ -192,93 +236,111 @@ class Ledger:
     def judge(self, blocks: Iterable[int] | None = None) -> tuple[list[Mismatch], Judged]:
         """Compare memory with the ledger: all frames of ``blocks`` (default: all), padding and null block included."""
         wanted = list(range(self.layout.num_blocks)) if blocks is None else sorted(set(blocks))
-        return _merge(self._pool.map(lambda i: self._judge_family(i, wanted), range(len(self.families))))
+        nbytes = len(wanted) * sum(family.nbytes for family in self.families)
+        return _merge(self._spread(lambda i: self._judge_family(i, wanted), range(len(self.families)), nbytes))
 
     def judge_rows(
-        self, resource: Resource, wanted: dict[int, tuple[int, int]]
+        self, resource: Resource, wanted: Mapping[int, tuple[int, int]]
     ) -> tuple[list[Mismatch], Judged]:
         """Compare rows ``wanted[block] = [first, last)`` of one resource with the ledger."""
-        mismatches: list[Mismatch] = []
-        judged = Judged()
-        for block, (first, last) in wanted.items():
-            mismatches += self._judge_page(resource, block, first, last)
-            judged.add(Judged((last - first) * resource.row_bytes, 1, {resource.id}, {block}))
-        return mismatches, judged
+        for block in wanted:
+            self._check_block(block)
+        nbytes = resource.row_bytes * sum(last - first for first, last in wanted.values())
+        blocks = list(wanted)
+        found = self._spread(lambda block: self._judge_page(resource, block, *wanted[block]), blocks, nbytes)
+        judged = Judged(sum(seen for _, seen in found), len(blocks), {resource.id} if blocks else set(), set(blocks))
+        return [m for mismatches, _ in found for m in mismatches], judged
 
     def _judge_family(self, index: int, blocks: list[int]) -> tuple[list[Mismatch], Judged]:
         family = self.families[index]
-        frames = self._frame(family)
+        frames = self._frames[index]
         mismatches: list[Mismatch] = []
-        judged = Judged(resources={r.id for r in family.resources})
+        judged = Judged(0, len(blocks), {r.id for r in family.resources}, set(blocks))
         for block in blocks:
             owner = int(self.owner[block])
             if owner < 0:
                 fill = Fill.NULL if block == NULL_BLOCK else Fill.FREE
                 mismatches += self._judge_unowned(family, frames[block], block, fill)
-            else:
-                for r in family.of_group(owner):
-                    mismatches += self._judge_page(r, block, 0, r.rows)
-                padding = self._padding[index, owner]
-                if padding is not None and padding.size:
-                    mismatches += self._judge_padding(family, frames[block], block, owner, padding)
-            judged.add(Judged(family.nbytes, 1, set(), {block}))
+                judged.bytes += family.nbytes
+                continue
+            for r in family.of_group(owner):
+                found, nbytes = self._judge_page(r, block, 0, r.rows)
+                mismatches += found
+                judged.bytes += nbytes
+            mismatches += self._judge_padding(family, frames[block], block, owner, self._padding[index, owner])
+            judged.bytes += sum(end - begin for begin, end in self._padding[index, owner])
         return mismatches, judged
 
     def _judge_unowned(self, family: FrameFamily, frame: ByteArray, block: int, fill: Fill) -> list[Mismatch]:
         if _all_bytes(frame, fill.byte):
             return []
-        r = family.resources[0]
         wrong = np.flatnonzero(frame != fill.byte)
-        first = int(wrong[0]) + family.offset - r.offset
-        place = r.locate(first)
-        row, row_byte = place or (0, 0)
-        decoded = self._decode(r, block, row, row_byte, None) if place else None
-        states = _states(frame[wrong])
+        r = family.resources[0]
+        place = r.locate(int(wrong[0]) + family.offset - r.offset)
+        if place is None:
+            return [self._loose(r, family, frame, block, fill, wrong)]
+        states, page_bytes = _states(frame[wrong]), wrong + family.offset - r.offset
         return [
             Mismatch(
-                r.group, r.layer, r.id if place else None, block, first, row, row_byte, fill, int(frame[wrong[0]]),
-                decoded, _counts(states), _byte_runs(wrong + family.offset - r.offset, states),
+                r.group, r.layer, r.id, block, int(page_bytes[0]), *place, fill, int(frame[wrong[0]]),
+                self._decode(r, block, *place, None), _counts(states), _byte_runs(page_bytes, states),
             )
         ]  # fmt: skip
 
     def _judge_padding(
-        self, family: FrameFamily, frame: ByteArray, block: int, group: int, padding: npt.NDArray[np.int64]
+        self, family: FrameFamily, frame: ByteArray, block: int, group: int, padding: _ByteRanges
     ) -> list[Mismatch]:
-        bad = padding[frame[padding] != Fill.FREE.byte]
-        if not bad.size:
+        if all(_all_bytes(frame[begin:end], Fill.FREE.byte) for begin, end in padding):
             return []
+        wrong = np.concatenate([a + np.flatnonzero(frame[a:b] != Fill.FREE.byte) for a, b in padding])
+        # Named after the page the first wrong byte lies in, or after whoever else has a page in this frame.
+        first = family.offset + int(wrong[0])
         mine = family.of_group(group)
-        layer = mine[0].layer if mine else family.resources[0].layer
-        states = _states(frame[bad])
-        return [
-            Mismatch(
-                group, layer, None, block, int(bad[0]), 0, 0, Fill.FREE, int(frame[bad[0]]), None, _counts(states),
-                _byte_runs(bad, states),
-            )
-        ]  # fmt: skip
+        r = next((r for r in mine if r.offset <= first < r.offset + r.page_bytes), (*mine, *family.resources)[0])
+        return [self._loose(r, family, frame, block, Fill.FREE, wrong)]
 
-    def _judge_page(self, r: Resource, block: int, first: int, last: int) -> list[Mismatch]:
+    def _loose(
+        self, r: Resource, family: FrameFamily, frame: ByteArray, block: int, fill: Fill, wrong: npt.NDArray[np.int64]
+    ) -> Mismatch:
+        """Wrong bytes of a frame that no resource uses, counted from the start of the page of ``r``'s layer."""
+        mine = self.layout.group_resources(r.group)
+        page = min(p.offset for p in mine if (p.layer, p.storage) == (r.layer, r.storage))
+        states, page_bytes = _states(frame[wrong]), wrong + family.offset - page
+        return Mismatch(
+            r.group, r.layer, None, block, int(page_bytes[0]), 0, 0, fill, int(frame[wrong[0]]), None,
+            _counts(states), _byte_runs(page_bytes, states),
+        )  # fmt: skip
+
+    def _judge_page(self, r: Resource, block: int, first: int, last: int) -> tuple[list[Mismatch], int]:
+        """Mismatches of rows ``[first, last)``, and how many bytes [B] of them were compared."""
         rows = self.rows[r.id][block, first:last]
-        if rows.size == 0:
-            return []
-        low, high = int(rows.min()), int(rows.max())
-        if high < 0 and low == high and low in (Fill.ANY, Fill.TAINTED):
-            return []
-        if block == NULL_BLOCK:
-            return []
-        consecutive = low >= 0 and (rows.size == 1 or bool((np.diff(rows) == 1).all()))
-        for plane in self._planes[r.id]:
-            if plane.words is None:
-                break
-            words = plane.words[block, first:last]
-            if consecutive:
-                if not self.code.matches(words, plane.code_id, int(rows[0])):
-                    break
-            elif not (_plain_fill(low, high) and _all_words(words, Fill(low).byte)):
-                break
-        else:
-            return []
-        return self._compare_page(r, block, first, last)
+        if not rows.size:
+            return [], 0
+        runs = _row_runs(rows, _step(r))
+        judged = r.row_bytes * sum(end - begin for begin, end in runs if int(rows[begin]) not in UNJUDGED)
+        words = self._words[r.id]
+        if not judged or (
+            words is not None
+            and len(runs) <= MAX_RUNS
+            and all(self._run_holds(r, words, block, first + begin, first + end) for begin, end in runs)
+        ):
+            return [], judged
+        return self._compare_page(r, block, first, last), judged
+
+    def _run_holds(self, r: Resource, words: npt.NDArray[np.uint64], block: int, first: int, last: int) -> bool:
+        """Whether one run of rows (see :func:`_row_runs`) is as it must be. May say no where bytes are mixed."""
+        state, code_id, step = int(self.rows[r.id][block, first]), self._planes[r.id][0].code_id, _step(r)
+        if state in UNJUDGED:
+            return True
+        fills = LEGAL_BYTES.get(state, ())
+        if state <= OPTIONAL_BASE:
+            state, fills = OPTIONAL_BASE - state, LEGAL_BYTES[Fill.TARGET]
+        for begin, part in _rows_of(words[block], first, last):
+            if any(_all_words(part, fill) for fill in fills):
+                continue
+            if state < 0 or not self.code.matches(part, code_id, state + (begin - first) * step, step):
+                return False
+        return True
 
     def _compare_page(self, r: Resource, block: int, first: int, last: int) -> list[Mismatch]:
         """Byte-exact comparison; the fast paths above only decide whether it is needed."""
@@ -350,13 +412,13 @@ class Ledger:
         """Do not report this page again: its wrong rows are no longer judged, padding and free frames repainted."""
         if mismatch.resource is None or self.owner[mismatch.block] < 0:
             fill = Fill.NULL if mismatch.block == NULL_BLOCK else Fill.FREE
-            for i, family in enumerate(self.families):
-                frame = self._frame(family)[mismatch.block]
+            for i, frames in enumerate(self._frames):
+                frame = frames[mismatch.block]
                 owner = int(self.owner[mismatch.block])
                 if owner < 0:
                     frame[:] = fill.byte
-                elif (padding := self._padding[i, owner]) is not None:
-                    frame[padding] = Fill.FREE.byte
+                for begin, end in self._padding[i, owner] if owner >= 0 else ():
+                    frame[begin:end] = Fill.FREE.byte
             return
         r = next(r for r in self.layout.resources if r.id == mismatch.resource)
         offsets = r.page_offsets().reshape(r.rows, r.row_bytes)
@@ -373,11 +435,6 @@ class Ledger:
         )
 
 
-def _plain_fill(low: int, high: int) -> bool:
-    """Whether rows between the states ``low`` and ``high`` all show one poison byte and nothing else is legal."""
-    return OPTIONAL_BASE < low == high < 0 and low != Fill.ZEROED_OR_POISON
-
-
 def _merge(parts: Iterable[tuple[list[Mismatch], Judged]]) -> tuple[list[Mismatch], Judged]:
     mismatches: list[Mismatch] = []
     judged = Judged()
@@ -387,34 +444,77 @@ def _merge(parts: Iterable[tuple[list[Mismatch], Judged]]) -> tuple[list[Mismatc
     return mismatches, judged
 
 
-def _padding(family: FrameFamily, group: int) -> npt.NDArray[np.int64] | None:
-    """Bytes of the frame no resource of ``group`` uses; None when there are none."""
-    mine = family.of_group(group)
-    if sum(r.used_bytes for r in mine) == family.nbytes:
-        return None
-    used = np.zeros(family.nbytes, np.bool_)
-    for r in mine:
-        used[r.page_offsets() + (r.offset - family.offset)] = True
-    return np.flatnonzero(~used)
+_ByteRanges = tuple[tuple[int, int], ...]
+"""Half-open byte ranges of a frame, in order."""
 
 
-def _as_words(view: ByteArray, rows: int) -> npt.NDArray[np.uint64] | None:
-    """``view`` as uint64 ``[num_blocks, rows, words]`` if every page is contiguous and aligned, else None."""
-    row_bytes = view.shape[-1]
-    if row_bytes % 8 or not view[0].flags.c_contiguous or view.strides[0] % 8 or view.ctypes.data % 8:
+def _padding(family: FrameFamily, group: int) -> _ByteRanges:
+    """Bytes of the frame no resource of ``group`` uses."""
+    used = np.zeros(family.nbytes + 2, np.uint8)  # a border on both sides, so that every range has two edges
+    for r in family.of_group(group):
+        r.view(used, 1, r.offset - family.offset + 1)[:] = 1
+    used[0] = used[-1] = 1
+    edges = np.flatnonzero(np.diff(used)).tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _step(r: Resource) -> int:
+    """By how much the content id grows from one row to the next, in tokens of one request."""
+    return max(1, r.tokens_per_row)
+
+
+def _row_runs(rows: IntArray, step: int) -> list[tuple[int, int]]:
+    """Half-open ranges of rows that hold consecutive contents (also optional ones) or one and the same fill."""
+    before, after = rows[:-1], rows[1:]
+    delta = after - before
+    if rows[0] >= 0 and (delta == step).all():
+        return [(0, rows.size)]
+    joined = ((delta == step) & (before >= 0)) | ((delta == -step) & (before <= OPTIONAL_BASE))
+    joined |= (delta == 0) & (after > OPTIONAL_BASE) & (after < 0)
+    cuts = np.flatnonzero(~joined) + 1
+    return list(itertools.pairwise([0, *cuts.tolist(), rows.size]))
+
+
+def _as_words(planes: list[ByteArray]) -> npt.NDArray[np.uint64] | None:
+    """The planes of a resource as uint64 ``[num_blocks, kernel blocks, heads, rows, words]``.
+
+    None where rows are no whole words, or the planes do not follow each other at one distance.
+    """
+    first = planes[0] if planes[0].ndim == 4 else planes[0][:, None]
+    starts = [plane.ctypes.data for plane in planes]
+    distances = {b - a for a, b in itertools.pairwise(starts)} or {0}
+    if first.shape[-1] % 8 or first.strides[-1] != 1 or first.ndim > 4 or len(distances) > 1:
         return None
-    flat = np.lib.stride_tricks.as_strided(view, (view.shape[0], rows * row_bytes), (view.strides[0], 1))
-    return flat.view(np.uint64).reshape(view.shape[0], rows, row_bytes // 8)
+    words = first.view(np.uint64)
+    blocks, kernel_blocks, *rest = words.shape
+    outer, inner = words.strides[:2], words.strides[2:]
+    return np.lib.stride_tricks.as_strided(
+        words, (blocks, kernel_blocks, len(planes), *rest), (*outer, distances.pop(), *inner)
+    )
+
+
+def _rows_of(
+    page: npt.NDArray[np.uint64], first: int, last: int
+) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    """(first row, words ``[heads, rows, words]``) of rows ``[first, last)``, kernel block by kernel block."""
+    rows = page.shape[2]
+    for begin in range(first - first % rows, last, rows):
+        low, high = max(first, begin), min(last, begin + rows)
+        yield low, page[begin // rows, :, low - begin : high - begin]
 
 
 def _all_bytes(data: ByteArray, value: int) -> bool:
-    if data.nbytes % 8 == 0 and data.ctypes.data % 8 == 0:
+    if data.nbytes % 8 == 0:
         return _all_words(data.view(np.uint64), value)
     return bool((data == value).all())
 
 
 def _all_words(data: npt.NDArray[np.uint64], value: int) -> bool:
-    return bool((data == np.uint64(value * 0x0101010101010101)).all())
+    """Whether every byte of ``data`` is ``value``; long memory in pieces, so that the result stays in the cache."""
+    word = np.uint64(value * 0x0101010101010101)
+    return not any(
+        np.count_nonzero(data[begin : begin + CHUNK_WORDS] != word) for begin in range(0, len(data), CHUNK_WORDS)
+    )
 
 
 _STATE_NAMES = ("foreign", "zero", "poison_target", "poison_uncomputed", "poison_free", "poison_null")

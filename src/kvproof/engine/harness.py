@@ -563,11 +563,22 @@ class Harness:
 
     def _note(self, moment: str, request: str | None, region: str, mismatch: Mismatch) -> None:
         self.transcript.observations.append(
-            t.Observation(self.scenario, self.step_number, moment, request, region, mismatch)
+            t.Observation(
+                self.scenario, self.step_number, moment, request, region, mismatch, self._token_of(request, mismatch)
+            )
         )
         if mismatch.decoded is not None and mismatch.decoded.content not in self.transcript.names:
             self.transcript.names[mismatch.decoded.content] = self._name(mismatch.decoded.content)
         self.ledger.taint(mismatch)
+
+    def _token_of(self, request: str | None, m: Mismatch) -> int | None:
+        """Position of the token whose row is wrong; the last one of a compressed row or of a state's block."""
+        tracked = self.tracked.get(request or "")
+        if tracked is None or m.resource is None or m.block not in tracked.tables[m.group]:
+            return None
+        first = tracked.tables[m.group].index(m.block) * self.groups[m.group].block_size
+        per = self.layout.resources[m.resource].tokens_per_row or self.groups[m.group].block_size
+        return first + (m.row + 1) * per - 1
 
     def _name(self, content: int) -> t.Named:
         named = self.contents.name(content)

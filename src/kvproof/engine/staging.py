@@ -132,7 +132,7 @@ def _stage(case: Case, progress: Any) -> Staged:
         _require(case.connector)
         substitutions += cpu.install()
     if case.runner == "v2":
-        substitutions += (cpu.RUNNER_V2_SUBSTITUTION,)
+        substitutions += (cpu.RUNNER_V2_SUBSTITUTION, cpu.zero_blocks_on_host())
 
     progress("building VllmConfig")
     max_model_len = case.max_model_len or max(DEFAULT_MAX_MODEL_LEN, 2 * case.tokens)

@@ -36,19 +36,22 @@ def frame_families(layout: Layout) -> tuple[FrameFamily, ...]:
     """
     families: list[FrameFamily] = []
     for r in sorted(layout.resources, key=lambda r: (r.storage, r.offset, -r.page_bytes)):
-        last = families[-1] if families else None
-        if last is not None and _overlap(last, r, layout.num_blocks):
-            if last.block_stride != r.block_stride:
-                raise ValueError(
-                    f"resource {r.id} ({r.layer}) overlaps another page with block stride {r.block_stride} bytes, "
-                    f"limit {last.block_stride} bytes"
-                )
-            end = max(last.offset + last.nbytes, r.offset + r.page_bytes)
-            families[-1] = FrameFamily(
-                last.storage, last.offset, last.block_stride, end - last.offset, (*last.resources, r)
-            )
-        else:
+        touched = [i for i, family in enumerate(families) if _overlap(family, r, layout.num_blocks)]
+        if not touched:
             families.append(FrameFamily(r.storage, r.offset, r.block_stride, r.page_bytes, (r,)))
+            continue
+        # Offsets are sorted: only the last family can share its own block's bytes with this page. Any earlier one is
+        # touched in a later block; merged with that, the frame outgrows its stride and is refused below.
+        family = families[touched[0]]
+        if family.block_stride != r.block_stride:
+            raise ValueError(
+                f"resource {r.id} ({r.layer}) overlaps another page with block stride {r.block_stride} bytes, "
+                f"limit {family.block_stride} bytes"
+            )
+        end = max(family.offset + family.nbytes, r.offset + r.page_bytes)
+        families[touched[0]] = FrameFamily(
+            family.storage, family.offset, family.block_stride, end - family.offset, (*family.resources, r)
+        )
     for family in families:
         if family.nbytes > family.block_stride and layout.num_blocks > 1:
             raise ValueError(
@@ -62,11 +65,11 @@ def _overlap(family: FrameFamily, r: Resource, num_blocks: int) -> bool:
     """Whether any block of ``r`` shares bytes with a block of ``family``; offsets are sorted."""
     if family.storage != r.storage:
         return False
+    if num_blocks == 1:
+        return r.offset < family.offset + family.nbytes
     if family.block_stride == r.block_stride:
         # Interleaved layers (block-outermost layouts) are disjoint although their spans overlap.
-        distance = r.offset - family.offset
-        if distance >= family.block_stride * num_blocks:
-            return False
-        inside = distance % family.block_stride
-        return inside < family.nbytes or inside + r.page_bytes > family.block_stride
+        block, inside = divmod(r.offset - family.offset, family.block_stride)
+        reaches_next = inside + r.page_bytes > family.block_stride and block + 1 < num_blocks
+        return (inside < family.nbytes and block < num_blocks) or reaches_next
     return r.offset < family.offset + (num_blocks - 1) * family.block_stride + family.nbytes

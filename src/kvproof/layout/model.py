@@ -164,8 +164,14 @@ class Layout:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes [B] one block id owns over all distinct pages."""
-        return sum(nbytes for _, _, nbytes in {(r.storage, r.offset, r.page_bytes) for r in self.resources})
+        """Bytes [B] one block id owns over all pages; what pages of several groups share is counted once."""
+        owned, storage, end = 0, -1, 0
+        for r in sorted(self.resources, key=lambda r: (r.storage, r.offset)):
+            begin = r.offset if r.storage != storage else max(r.offset, end)
+            stop = r.offset + r.page_bytes
+            owned += max(0, stop - begin)
+            storage, end = r.storage, max(begin, stop)
+        return owned
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

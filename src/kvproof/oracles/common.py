@@ -17,9 +17,9 @@ def location(resources: Resources, o: Observation) -> Location:
     """Where the first wrong byte of an observation stands."""
     m = o.mismatch
     if m.resource is None:
-        return Location(m.group, m.layer, "padding", m.block, m.page_byte, request=o.request)
+        return Location(m.group, m.layer, "padding", m.block, m.page_byte, token=o.token, request=o.request)
     name = resources[m.resource].field_at(m.row_byte)
-    return Location(m.group, m.layer, name, m.block, m.page_byte, row=m.row, request=o.request)
+    return Location(m.group, m.layer, name, m.block, m.page_byte, row=m.row, token=o.token, request=o.request)
 
 
 def origin(layout: Layout, resources: Resources, transcript: Transcript, o: Observation) -> Origin | None:

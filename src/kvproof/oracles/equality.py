@@ -34,7 +34,7 @@ def equality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list
     for o in unequal:
         m = o.mismatch
         name = resources[m.resource].field_at(m.row_byte) if m.resource is not None else "padding"
-        place = Location(m.group, m.layer, name, m.block, m.page_byte, row=m.row, request=o.request)
+        place = Location(m.group, m.layer, name, m.block, m.page_byte, row=m.row, token=o.token, request=o.request)
         findings.append(
             Finding(
                 "equality", "restored_differs",

@@ -5,7 +5,17 @@ from __future__ import annotations
 from kvproof.findings.model import Finding, OracleResult
 from kvproof.layout import Layout
 from kvproof.oracles.common import finding, outcome
-from kvproof.oracles.transcript import CACHED, COMPUTED, FREE, NULL, PADDING, Transcript
+from kvproof.oracles.transcript import (
+    CACHED,
+    COMPUTED,
+    FOREIGN_BLOCK,
+    FREE,
+    LOADED,
+    NULL,
+    OPTIONAL,
+    PADDING,
+    Transcript,
+)
 
 SOURCE = "all KV memory compared with the ledger, after loads were started and after every step"
 KINDS = {
@@ -14,7 +24,9 @@ KINDS = {
     FREE: ("free_block_written", "a block that belongs to nobody was written"),
     CACHED: ("cached_block_rewritten", "a block that was already computed was changed"),
     COMPUTED: ("computed_block_changed", "rows of a running request were changed behind the model's back"),
-    "other": ("other_block_written", "a block of another request, live or cached, was written"),
+    FOREIGN_BLOCK: ("other_block_written", "a block of another request, live or cached, was written"),
+    LOADED: ("loaded_block_changed", "rows a load had filled were changed after they were read"),
+    OPTIONAL: ("loaded_block_changed", "rows a load had filled were changed after they were read"),
 }
 
 
@@ -22,8 +34,8 @@ def footprint(layout: Layout, transcript: Transcript) -> tuple[OracleResult, lis
     """Everything outside the rows a load must fill counts: null block, padding, free, cached and foreign blocks."""
     findings = []
     for o in transcript.observations:
-        if o.moment == "read" and o.region != CACHED:
-            continue
+        if o.moment == "read" and o.region in (LOADED, OPTIONAL):
+            continue  # placement judges these
         kind, what = KINDS[o.region]
         when = {"after_load": "by a load", "read": "by a load", "after_step": "by a save or a late load"}[o.moment]
         findings.append(

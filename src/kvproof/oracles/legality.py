@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvproof.findings.model import Finding, OracleResult, Status
+from kvproof.findings.model import Finding, Location, OracleResult, Status
 from kvproof.layout import Layout
 from kvproof.oracles.common import outcome
-from kvproof.oracles.transcript import Transcript
+from kvproof.oracles.transcript import Claim, Transcript
 
 SOURCE = "vLLM's block tables and tensors"
 
@@ -13,7 +13,6 @@ SOURCE = "vLLM's block tables and tensors"
 def legality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list[Finding]]:
     """Loads may write blocks of requests that wait for them, saves may read blocks of requests; addresses in no page
     were not executed. Skipped when the connector's accesses cannot be seen (compiled code of its own)."""
-    del layout
     findings = []
     for claim in transcript.claims:
         illegal = sorted(set(claim.blocks) - set(claim.allowed))
@@ -24,7 +23,7 @@ def legality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list
                     "legality", "block_not_allowed",
                     f"a {claim.direction} {verb} block{'s' if len(illegal) > 1 else ''} {illegal}, allowed are "
                     f"{list(claim.allowed)}",
-                    claim.scenario, None, None, 0, "compare the block ids in the connector's metadata with vLLM's table",
+                    claim.scenario, _place(layout, claim, illegal[0]), None, 0, "compare the block ids in the connector's metadata with vLLM's table",
                 )
             )  # fmt: skip
         if claim.outside or claim.crossing:
@@ -56,3 +55,15 @@ def legality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list
         ),
         findings,
     )
+
+
+def _place(layout: Layout, claim: Claim, block: int) -> Location | None:
+    """Where the connector first touched ``block``, by the first resource whose page holds that byte."""
+    storage, byte = claim.starts.get(block, (-1, 0))
+    for r in layout.resources:
+        page_byte = byte - r.offset - block * r.block_stride
+        if r.storage == storage and 0 <= page_byte < r.page_bytes:
+            located = r.locate(page_byte)
+            name = "padding" if located is None else r.field_at(located[1])
+            return Location(r.group, r.layer, name, block, page_byte)
+    return None

@@ -51,6 +51,7 @@ class Observation:
     request: str | None
     region: str
     mismatch: Mismatch
+    token: int | None = None  # position in the request that the first wrong row stands for
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Claim:
     """Addresses a connector used on KV memory in one call, resolved to blocks.
 
     ``allowed`` are the blocks vLLM's tables permit at that moment; ``outside`` counts addresses that lie in no page
-    (not executed), ``crossing`` those whose range leaves their page.
+    (not executed), ``crossing`` those whose range leaves their page. ``starts`` is the first address used of each block,
+    as (storage, byte), where the connector's own addresses could be seen.
     """
 
     scenario: str
@@ -85,6 +87,7 @@ class Claim:
     outside: int = 0
     crossing: int = 0
     first_illegal: str = ""
+    starts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

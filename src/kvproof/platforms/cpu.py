@@ -84,6 +84,13 @@ MODEL_SUBSTITUTIONS = (
     ),
 )
 
+ZERO_BLOCKS_SUBSTITUTION = Substitution(
+    "vllm.v1.worker.utils._zero_kv_blocks_kernel",
+    "K",
+    "the Triton kernel that zeroes new blocks takes minutes in the interpreter; replaced by memset over the same table",
+    "addresses, strides and sizes are computed by production code and zeroed as they are",
+)
+
 RUNNER_V2_SUBSTITUTION = Substitution(
     "triton.backends.backends['cpu'], TRITON_INTERPRET=1",
     "P",
@@ -215,6 +222,31 @@ def _launch_copy(
 
     copy_blocks(src_blocks, dst_blocks, self._store_params if is_store else self._load_params)
     events_list.append((event_idx, HostEvent()))
+
+
+class _ZeroBlocks:
+    """Host twin of the kernel: launched as ``kernel[grid](addresses, strides, sizes, block ids, ...)``."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        del grid
+
+        def launch(addresses: Any, strides: Any, sizes: Any, blocks: Any, **options: Any) -> None:
+            """``strides`` and ``sizes`` count 4-byte words."""
+            del options
+            segments = list(zip(addresses.tolist(), strides.tolist(), sizes.tolist(), strict=True))
+            for block in blocks.tolist():
+                for address, stride, size in segments:
+                    ctypes.memset(address + 4 * block * stride, 0, 4 * size)
+
+        return launch
+
+
+def zero_blocks_on_host() -> Substitution:
+    """Replace the kernel that zeroes new blocks in model runner V2."""
+    from vllm.v1.worker import utils
+
+    utils._zero_kv_blocks_kernel = _ZeroBlocks()
+    return ZERO_BLOCKS_SUBSTITUTION
 
 
 def install() -> tuple[Substitution, ...]:

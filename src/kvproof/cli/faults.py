@@ -1,0 +1,134 @@
+"""``kvproof faults``: plants every fault of the catalogue in a working connector and shows which oracle caught it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvproof.cli.check import refuse
+from kvproof.engine import connectors
+from kvproof.faults.catalogue import CATALOGUE, KINDS, select
+from kvproof.faults.model import Expected, Outcome
+from kvproof.faults.run import Proof, prove
+from kvproof.findings.text import printable
+from kvproof.oracles.registry import ORACLES
+
+PROOF_FAILED = 1
+SHORT = 3
+"""Letters of an oracle's name at the head of its column."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to ``kvproof``'s parser."""
+    parser = subparsers.add_parser(
+        "faults",
+        help="prove that the check can fail: plant faults in a working connector and see each one caught",
+        description="Exit code: 0 every applicable fault was caught at its exact place and the unfaulted connector is "
+        "clean, 1 otherwise, 2 usage.",
+    )
+    parser.add_argument(
+        "--connector", default=connectors.DEFAULT_CONNECTOR, choices=sorted(connectors.PROFILES), metavar="NAME",
+        help="one of %(choices)s (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--only", nargs="+", default=[], metavar="FAULT", help="plant these faults only")
+    parser.add_argument("--list", action="store_true", help="print the catalogue and stop")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables (docs/json.md)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if the proof holds, 1 if not, 2 for refused input."""
+    console = Console()
+    try:
+        faults = select(args.only)
+    except ValueError as error:
+        return refuse("faults", error)
+    if args.list:
+        _list(console, args.json)
+        return 0
+    try:
+        if args.json:
+            proof = prove(args.connector, faults, lambda text: None)
+        elif console.is_terminal:
+            with console.status(args.connector) as status:
+                proof = prove(args.connector, faults, lambda text: status.update(f"{args.connector}: {text}"))
+        else:
+            proof = prove(
+                args.connector, faults, lambda text: console.print(f"  {text}", highlight=False, markup=False)
+            )  # fmt: skip
+    except ValueError as error:
+        return refuse("faults", error)
+    if args.json:
+        print(json.dumps(proof.to_json(), indent=1))
+    else:
+        render(proof, console)
+    return 0 if proof.holds else PROOF_FAILED
+
+
+def _list(console: Console, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([
+            {"name": f.name(), "summary": f.summary(), "oracle": f.oracle, "public_kind": list(f.stands_for)}
+            for f in CATALOGUE.values()
+        ], indent=1))  # fmt: skip
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("fault", "stands for", "oracle", "what is wrong"):
+        table.add_column(column, no_wrap=column == "fault", overflow="fold")
+    for faults in KINDS.values():
+        for fault in faults:
+            table.add_row(fault.name(), " ".join(fault.stands_for), fault.oracle, fault.summary())
+        table.add_section()
+    console.print(table)
+
+
+def render(proof: Proof, console: Console) -> None:
+    """Faults against oracles, the places, what was missed, the controls, the verdict."""
+    oracles = list(ORACLES)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Fault × oracle", title_justify="left", title_style="bold")
+    table.add_column("fault", no_wrap=True)
+    for oracle in oracles:
+        table.add_column(oracle[:SHORT], justify="center")
+    table.add_column("wrong place, as the oracle named it", overflow="fold", ratio=1)
+    for outcome in proof.faults:
+        table.add_row(
+            outcome.name, *(_mark(outcome, oracle) for oracle in oracles), Text(printable(_place(outcome)))
+        )  # fmt: skip
+    console.print(table)
+    console.print("●  must report it, and did, at this place   ○  reported something too   ✗  must report it, did not")
+    console.print("oracles: " + ", ".join(oracles), highlight=False)
+    for control in proof.controls:
+        word, style = ("clean", "green") if control.clean else ("NOT CLEAN", "bold red")
+        console.print(Text.assemble(f"control {control.model} {control.when}: ", (word, style)))
+        for message in control.findings:
+            console.print(Text(f"  {printable(message)}"))
+    judged = [f for f in proof.faults if f.applicable]
+    caught = sum(f.caught for f in judged)
+    word, style = ("PROVED", "bold green") if proof.holds else ("NOT PROVED", "bold red")
+    rest = len(proof.faults) - len(judged)
+    console.print(
+        Text.assemble(
+            (word, style),
+            f"  {proof.connector}: {caught} of {len(judged)} planted faults caught at their exact place"
+            + (f", {rest} not applicable" if rest else "") + f", {proof.seconds:.0f} s",
+        )
+    )  # fmt: skip
+
+
+def _mark(outcome: Outcome, oracle: str) -> Text:
+    if oracle == outcome.oracle and outcome.applicable:
+        return Text("●", style="green") if outcome.caught else Text("✗", style="bold red")
+    return Text("○" if outcome.oracles.get(oracle) else "", style="dim")
+
+
+def _place(outcome: Outcome) -> str:
+    if not outcome.applicable:
+        return f"not applicable: {outcome.reason}"
+    if not outcome.caught or outcome.location is None:
+        return f"NOT CAUGHT: {outcome.reason}"
+    return str(Expected.from_json(outcome.location))

@@ -1,0 +1,154 @@
+"""The whole proof: one child process per model, restarted where a fault breaks its engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvproof import zoo
+from kvproof.engine import connectors
+from kvproof.engine.staging import environment
+from kvproof.faults.model import Control, Fault, Outcome
+from kvproof.findings.case import Case
+from kvproof.findings.text import PROGRESS
+
+RESULT = "kvproof fault: "
+"""How the child marks a line of JSON that is an outcome or a control."""
+REFUSED, BROKEN = 3, 4
+"""Exit codes of the child: vLLM does not stage the case; the engine broke and the rest needs a fresh one."""
+MAX_MODEL_LEN = 1024
+FAULT = "fault "
+
+
+@dataclass
+class Proof:
+    """Outcomes in catalogue order, controls in the order they ran."""
+
+    connector: str
+    faults: list[Outcome] = field(default_factory=list)
+    controls: list[Control] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Every applicable fault was caught, there was one, and every control was clean."""
+        judged = [f for f in self.faults if f.applicable]
+        return bool(judged and self.controls) and all(f.caught for f in judged) and all(c.clean for c in self.controls)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": "kvproof.faults/1",
+            "connector": self.connector,
+            "faults": [f.to_json() for f in self.faults],
+            "control": {
+                "clean": bool(self.controls) and all(c.clean for c in self.controls),
+                "runs": [c.to_json() for c in self.controls],
+            },
+            "seconds": self.seconds,
+        }
+
+
+def prove(connector: str, faults: list[type[Fault]], progress: Callable[[str], None]) -> Proof:
+    """Plant every fault in ``connector``. ValueError for a connector name that cannot be one."""
+    begin = time.monotonic()
+    proof = Proof(connector)
+    found: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="kvproof-") as directory:
+        for model in dict.fromkeys(f.model for f in faults):
+            mine = [f for f in faults if f.model == model]
+            unfit = {f.name(): f.unfit[connector] for f in mine if connector in f.unfit}
+            found |= {f.name(): not_applicable(f, unfit[f.name()]) for f in mine if f.name() in unfit}
+            pending = [f for f in mine if f.name() not in unfit]
+            while pending:
+                outcomes, controls = _child(connector, model, pending, Path(directory), progress)
+                found |= {o.name: o for o in outcomes}
+                proof.controls += controls
+                pending = [f for f in pending if f.name() not in found]
+    proof.faults = [found[f.name()] for f in faults]
+    proof.seconds = round(time.monotonic() - begin, 1)
+    return proof
+
+
+def not_applicable(fault: type[Fault], reason: str) -> Outcome:
+    """A fault that cannot be planted: neither caught nor missed."""
+    return Outcome(
+        fault.name(), False, fault.oracle, None, fault.stands_for, applicable=False, reason=reason, model=fault.model
+    )
+
+
+def _child(
+    connector: str, model: str, faults: list[type[Fault]], workdir: Path, progress: Callable[[str], None]
+) -> tuple[list[Outcome], list[Control]]:
+    """Run the faults in one child as far as it gets; at least one fault more has an outcome afterwards."""
+    with tempfile.TemporaryDirectory(dir=workdir) as directory:
+        place = Path(directory)
+        (place / "store").mkdir()
+        case = Case(
+            model=model, model_dir=str(zoo.resolve(model, place)),
+            connector=connectors.parse(connector, str(place / "store")), max_model_len=MAX_MODEL_LEN,
+            store=str(place / "store"),
+        )  # fmt: skip
+        (place / "case.json").write_text(case.dumps(), encoding="utf-8")
+        names = [f.name() for f in faults]
+        lines, last, code, tail = _watch(case, [str(place / "case.json"), *names], lambda t: progress(f"{model}: {t}"))
+    outcomes = [Outcome(**_tupled(line["outcome"])) for line in lines if "outcome" in line]
+    controls = [Control(**line["control"]) for line in lines if "control" in line]
+    done = {o.name for o in outcomes}
+    if code == REFUSED:
+        why = lines[-1]["refused"]
+        return [not_applicable(f, f"vLLM does not stage {model} with {connector}: {why}") for f in faults], []
+    if code not in (0, BROKEN):
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        during = last.removeprefix(FAULT) if last.startswith(FAULT) else None
+        for fault in faults:
+            if fault.name() not in done and (during is None or fault.name() == during):
+                outcomes.append(
+                    Outcome(
+                        fault.name(), False, fault.oracle, None, fault.stands_for, model=model,
+                        reason=f"the engine process ended with {how} during {last}: {tail}",
+                    )
+                )  # fmt: skip
+    return outcomes, controls
+
+
+def _tupled(outcome: dict[str, Any]) -> dict[str, Any]:
+    return outcome | {"public_kind": tuple(outcome["public_kind"])}
+
+
+def _watch(
+    case: Case, arguments: list[str], progress: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], str, int, str]:
+    """(result lines, last progress, exit code, last line of other output) of a child."""
+    child = subprocess.Popen(
+        [sys.executable, "-u", "-m", "kvproof.faults", *arguments],
+        env={**os.environ, **environment(case)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    results, last, tail = [], "start", ""
+    try:
+        for line in child.stdout or ():
+            if line.startswith(RESULT):
+                results.append(json.loads(line.removeprefix(RESULT)))
+            elif line.startswith(PROGRESS):
+                last = line.removeprefix(PROGRESS).strip()
+                progress(last)
+            elif line.strip():
+                tail = line.strip()
+        child.wait()
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    return results, last, child.returncode, tail
