@@ -169,7 +169,8 @@ def _extra(text: str | None) -> dict[str, Any] | None:
     except ValueError as error:
         raise ValueError(f"--connector-config: not JSON ({error})") from None
     if not isinstance(extra, dict):
-        raise ValueError(f"--connector-config: expected a JSON object, got {type(extra).__name__}")
+        # The type of the user's JSON, not of an argument: refused input like any other.
+        raise ValueError(f"--connector-config: expected a JSON object, got {type(extra).__name__}")  # noqa: TRY004
     return extra
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from kvproof.cli.check import add_case_arguments, case_of, died, refuse, run_watched
 from kvproof.engine import connectors
+from kvproof.findings.bytemap import short_names
 from kvproof.findings.model import Verdict
-from kvproof.findings.text import human_bytes
+from kvproof.findings.text import counted, human_bytes
 from kvproof.layout import Layout, Resource
 
 
@@ -52,38 +54,53 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(layout: Layout, title: str, console: Console) -> None:
-    """Tables: the groups, then one line per distinct kind of resource with the layers that share it."""
+    """The groups as a table, then one entry per distinct kind of resource with the layers that share it."""
     console.print(
         f"[bold]{title}[/bold]: layout {layout.kv_layout}, {layout.num_blocks} blocks, "
         f"{human_bytes(layout.bytes_per_block)} per block id, {len(layout.storages)} storages"
     )
     groups = Table(box=box.SIMPLE_HEAD, title="Groups", title_justify="left", title_style="bold")
-    for column in ("group", "kind", "spec", "layers", "block [tokens]", "window [tokens]", "restore"):
+    for column in ("group", "kind", "spec", "layers", "tokens per block", "window tokens", "restore"):
         groups.add_column(column, justify="right" if column not in ("kind", "spec", "restore") else "left")
     for g in layout.groups:
         groups.add_row(
             str(g.id), g.kind, g.spec, str(len(g.layers)), str(g.block_size), str(g.window or "–"), g.rule
         )  # fmt: skip
     console.print(groups)
-    table = Table(box=box.SIMPLE_HEAD, title="Resources", title_justify="left", title_style="bold")
-    columns = ("group", "layers", "fields [B]", "dtype", "rows × cells [B]", "strides [B]", "page", "block stride")
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("group", "page", "block stride") else "left")
+    console.print("[bold]Resources[/bold], one entry per kind; all numbers in bytes unless named otherwise")
     kinds: dict[tuple[Any, ...], list[Resource]] = {}
     for r in layout.resources:
-        key = (r.group, r.fields, r.dtype, r.row_axes, r.cell_axes, r.page_bytes, r.block_stride)
+        key = (r.fields, r.dtype, r.row_axes, r.cell_axes, r.page_bytes, r.block_stride)
         kinds.setdefault(key, []).append(r)
     for same in kinds.values():
-        r = same[0]
-        axes = (*r.row_axes, *r.cell_axes)
-        table.add_row(
-            str(r.group),
-            r.layer if len(same) == 1 else f"{r.layer} … ({len(same)})",
-            " ".join(f"{f.name} {f.end - f.start}" for f in r.fields),
-            r.dtype,
-            " × ".join(str(a.count) for a in axes),
-            " ".join(str(a.stride) for a in axes),
-            f"{r.page_bytes:,}",
-            f"{r.block_stride:,}",
-        )
-    console.print(table)
+        _render_kind(same, console)
+
+
+def _render_kind(same: list[Resource], console: Console) -> None:
+    """Resources that differ only in their layer and place."""
+    r = same[0]
+    pattern, short = short_names([one.layer for one in same])
+    which = pattern if len(same) == 1 else f"{len(same)} × {pattern} ({_ranges(list(short.values()))})"
+    groups = _ranges([str(g) for g in sorted({one.group for one in same})])
+    axes = [a for a in (*r.row_axes, *r.cell_axes) if a.count > 1 or a is r.cell_axes[-1]]
+    page = f"{r.page_bytes:,} ({r.page_bytes - r.used_bytes:,} padding), block stride {r.block_stride:,}"
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="dim", no_wrap=True)
+    lines.add_column(overflow="fold")
+    lines.add_row("layers", which)
+    lines.add_row("fields", ", ".join(f"{f.name} {f.end - f.start:,}" for f in r.fields) + f"   {r.dtype}")
+    lines.add_row("shape", " × ".join(f"{a.count:,}" for a in axes) + f"   ({counted(r.rows, 'row')} of {r.row_bytes:,})")
+    lines.add_row("strides", ", ".join(f"{a.stride:,}" for a in axes))
+    lines.add_row("page", page)
+    console.print(f"\n  group {groups}")
+    console.print(Padding(lines, (0, 0, 0, 2)))
+
+
+def _ranges(names: list[str]) -> str:
+    """``0 … 27`` for a run of numbers, else the names themselves."""
+    if all(n.isdigit() for n in names):
+        numbers = sorted(int(n) for n in names)
+        if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+            return f"{numbers[0]} … {numbers[-1]}"
+        return ", ".join(str(n) for n in numbers)
+    return ", ".join(names)
