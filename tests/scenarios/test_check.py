@@ -1,5 +1,6 @@
 """``kvproof check`` on the real engine: every way of laying out a cache, every connector, every verdict."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -69,9 +70,9 @@ def test_example_connector_passes_whole_prompts_and_fails_chunked_prefill(check)
     assert "example_connector.py" in finding["message"]
 
 
-def test_a_broken_third_party_connector_is_located(check):
-    code, report = check("tiny-qwen3", "--connector", "third_party:HeadsExchanged", "--mode", "bulk",
-                         "--connector-config", json.dumps({"shared_storage_path": "/tmp/kvproof-test-heads"}))  # fmt: skip
+def test_a_broken_third_party_connector_is_located(check, tmp_path):
+    arguments = ("--mode", "bulk", "--connector-config", json.dumps({"shared_storage_path": str(tmp_path / "store")}))
+    code, report = check("tiny-qwen3", "--connector", "third_party:HeadsExchanged", *arguments)
     assert code == 1
     first = next(f for f in report["findings"] if f["oracle"] == "placement")
     assert first["location"]["layer"] == "model.layers.1.self_attn.attn"
@@ -82,8 +83,8 @@ def test_a_broken_third_party_connector_is_located(check):
 
 
 def test_a_connector_that_cannot_be_seen_is_partially_verified(check, tmp_path):
-    config = json.dumps({"shared_storage_path": str(tmp_path / "store")})
-    code, report = check("tiny-qwen3", "--connector", "third_party:Unseen", "--mode", "bulk", "--connector-config", config)
+    arguments = ("--mode", "bulk", "--connector-config", json.dumps({"shared_storage_path": str(tmp_path / "store")}))
+    code, report = check("tiny-qwen3", "--connector", "third_party:Unseen", *arguments)
     assert (code, report["verdict"], report["findings"]) == (4, "PARTIALLY VERIFIED", [])
     assert oracle(report, "legality")["status"] == "skipped"
     assert oracle(report, "placement")["judged_bytes"] > 0
@@ -113,11 +114,11 @@ def test_evidence_is_complete(check, tmp_path):
         for blocks in request["tables"]
     ]
     longest = max(tables, key=len)
-    neighbours = sum(abs(a - b) == 1 for a, b in zip(longest[:-1], longest[1:], strict=True))
+    neighbours = sum(abs(a - b) == 1 for a, b in itertools.pairwise(longest))
     assert len(longest) > 4
     assert neighbours == 0, f"blocks of a request are consecutive: {longest}"
-    assert report["layout"] == {k: v for k, v in json.loads((tmp_path / "evidence" / "layout.json").read_text()).items()
-                                if k != "schema"}  # fmt: skip
+    layout = json.loads((tmp_path / "evidence" / "layout.json").read_text())
+    assert layout == {"schema": "kvproof.layout/1", **report["layout"]}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ def render(layout: Layout, title: str, console: Console) -> None:
     )
     groups = Table(box=box.SIMPLE_HEAD, title="Groups", title_justify="left", title_style="bold")
     for column in ("group", "kind", "spec", "layers", "tokens per block", "window tokens", "restore"):
-        groups.add_column(column, justify="right" if column not in ("kind", "spec", "restore") else "left")
+        words = column in ("kind", "spec", "restore")
+        groups.add_column(column, justify="left" if words else "right", overflow="fold")
     for g in layout.groups:
         groups.add_row(
             str(g.id), g.kind, g.spec, str(len(g.layers)), str(g.block_size), str(g.window or "–"), g.rule
@@ -89,7 +90,8 @@ def _render_kind(same: list[Resource], console: Console) -> None:
     lines.add_column(overflow="fold")
     lines.add_row("layers", which)
     lines.add_row("fields", ", ".join(f"{f.name} {f.end - f.start:,}" for f in r.fields) + f"   {r.dtype}")
-    lines.add_row("shape", " × ".join(f"{a.count:,}" for a in axes) + f"   ({counted(r.rows, 'row')} of {r.row_bytes:,})")
+    rows = f"{counted(r.rows, 'row')} of {r.row_bytes:,}"
+    lines.add_row("shape", " × ".join(f"{a.count:,}" for a in axes) + f"   ({rows})")
     lines.add_row("strides", ", ".join(f"{a.stride:,}" for a in axes))
     lines.add_row("page", page)
     console.print(f"\n  group {groups}")

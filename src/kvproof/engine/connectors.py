@@ -29,7 +29,7 @@ def full_blocks(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
                 break
             n += 1
         best = max(best, n)
-    return min(best, len(prompt) - 1) // unit * unit
+    return max(0, min(best, len(prompt) - 1)) // unit * unit
 
 
 def whole_prompts(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
@@ -39,7 +39,7 @@ def whole_prompts(prompt: list[int], earlier: list[list[int]], unit: int) -> int
     ``(n - 2) // unit * unit``. They differ for n = k * unit + 1, which is therefore never found again (public fault:
     vLLM pull request 40684, "double off-by-one").
     """
-    head = (len(prompt) - 2) // unit * unit
+    head = max(0, len(prompt) - 2) // unit * unit
     known = any((len(p) - 1) // unit * unit == head and p[:head] == prompt[:head] for p in earlier)
     return head if known else 0
 

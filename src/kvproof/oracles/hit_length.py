@@ -19,7 +19,7 @@ def hit_length(layout: Layout, transcript: Transcript) -> tuple[OracleResult, li
         findings.append(
             Finding(
                 "hit_length", "never_hit",
-                f"none of {len(transcript.loads)} requests hit the connector, {_repeated(transcript)} repeated a prompt",
+                f"none of {len(transcript.loads)} requests was hit, {_repeated(transcript)} repeated a prompt",
                 "all", next_step="check the connector's keys between save and lookup, and its chunk size",
             )
         )  # fmt: skip

@@ -13,7 +13,7 @@ SOURCE = "the layout: every resource vLLM registered"
 def inventory(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list[Finding]]:
     """A resource of a group that must be restored, and never was, is a finding: it was left behind."""
     if transcript.errors and not transcript.restored_bytes:
-        return OracleResult("inventory", Status.SKIPPED, SOURCE, reason="the engine stopped before anything was hit"), []
+        return OracleResult("inventory", Status.SKIPPED, SOURCE, reason="the engine stopped before a hit"), []
     groups = {g.id: g for g in layout.groups}
     findings = []
     for r in layout.resources:

@@ -23,7 +23,8 @@ def legality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list
                     "legality", "block_not_allowed",
                     f"a {claim.direction} {verb} block{'s' if len(illegal) > 1 else ''} {illegal}, allowed are "
                     f"{list(claim.allowed)}",
-                    claim.scenario, _place(layout, claim, illegal[0]), None, 0, "compare the block ids in the connector's metadata with vLLM's table",
+                    claim.scenario, _place(layout, claim, illegal[0]), None, 0,
+                    "compare the block ids in the connector's metadata with vLLM's table",
                 )
             )  # fmt: skip
         if claim.outside or claim.crossing:

@@ -19,7 +19,7 @@ def source_footprint(layout: Layout, transcript: Transcript) -> tuple[OracleResu
     findings = [
         finding(
             layout, transcript, o, "source_footprint", "uncomputed_bytes_restored",
-            f"{o.mismatch.counts['poison_uncomputed']} bytes come from rows that were not computed when they were saved",
+            f"{o.mismatch.counts['poison_uncomputed']} bytes are from rows that were not computed when they were saved",
             "save a block only after its last token is computed; with chunked prefill that is a later step",
             o.mismatch.counts["poison_uncomputed"],
         )

@@ -72,8 +72,8 @@ class Claim:
     """Addresses a connector used on KV memory in one call, resolved to blocks.
 
     ``allowed`` are the blocks vLLM's tables permit at that moment; ``outside`` counts addresses that lie in no page
-    (not executed), ``crossing`` those whose range leaves their page. ``starts`` is the first address used of each block,
-    as (storage, byte), where the connector's own addresses could be seen.
+    (not executed), ``crossing`` those whose range leaves their page. ``starts`` is the first address used of each
+    block, as (storage, byte), where the connector's own addresses could be seen.
     """
 
     scenario: str

@@ -1,0 +1,44 @@
+"""Connector names and the hit rules declared for them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproof.engine import connectors
+
+UNIT = 16
+tokens = st.lists(st.integers(0, 1), max_size=80)
+
+
+@pytest.mark.parametrize("text", ["", ":", "a b", "mod:", ":Name", "a..b:C", "1a:C", "a:b-c", "a:1"])
+def test_malformed_names_are_refused(text):
+    with pytest.raises(ValueError, match="--connector"):
+        connectors.parse(text, "/store")
+
+
+def test_module_path_and_preset():
+    third = connectors.parse("pkg.mod:Conn", "/store", {"x": 1})
+    assert (third.name, third.module_path, third.extra_config, third.display) == (
+        "Conn", "pkg.mod", {"x": 1}, "pkg.mod:Conn",
+    )  # fmt: skip
+    assert connectors.profile(third) is None
+    example = connectors.parse("ExampleConnector", "/store")
+    assert example.extra_config == {"shared_storage_path": "/store"}
+    assert connectors.profile(example).rewrites_local
+
+
+@given(tokens, st.lists(tokens, max_size=4))
+def test_full_blocks_is_aligned_known_and_leaves_a_token(prompt, earlier):
+    hit = connectors.full_blocks(prompt, earlier, UNIT)
+    assert hit % UNIT == 0
+    assert hit == 0 or hit < len(prompt)
+    assert hit == 0 or any(known[:hit] == prompt[:hit] and len(known) >= hit for known in earlier)
+    longer = hit + UNIT
+    assert longer >= len(prompt) or not any(k[:longer] == prompt[:longer] and len(k) >= longer for k in earlier)
+
+
+@given(tokens.filter(lambda t: len(t) > 1))
+def test_example_connector_finds_its_own_prompt_except_one_past_a_block(prompt):
+    """Public fault, vLLM pull request 40684: k blocks and one token are stored and looked up under different keys."""
+    hit = connectors.whole_prompts(prompt, [prompt], UNIT)
+    assert hit == (0 if len(prompt) % UNIT == 1 else (len(prompt) - 2) // UNIT * UNIT)
