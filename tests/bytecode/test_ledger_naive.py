@@ -22,7 +22,7 @@ class Twins:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.memories = [np.zeros(s.nbytes, np.uint8) for s in layout.storages]
-        self.fast = Ledger(layout, CODE, self.memories, threads=1)
+        self.fast = Ledger(layout, CODE, self.memories)
         self.naive = NaiveLedger(layout, CODE)
         self.fast.paint()
         self.naive.paint()

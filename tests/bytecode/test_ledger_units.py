@@ -36,10 +36,10 @@ def two_layers(head_major: bool = True, padding: int = 0, tokens_per_row: int = 
 class World:
     """A painted ledger whose block 3 holds tokens 0 ... 7 and block 1 tokens 8 ... 15."""
 
-    def __init__(self, layout: Layout, threads: int = 2) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.memory = np.zeros(layout.storages[0].nbytes, np.uint8)
-        self.ledger = Ledger(layout, ByteCode(5), [self.memory], threads)
+        self.ledger = Ledger(layout, ByteCode(5), [self.memory])
         self.ledger.paint()
         self.ledger.allocate(0, (3, 1), Fill.UNCOMPUTED)
         step = layout.resources[0].tokens_per_row
@@ -67,16 +67,6 @@ def test_a_clean_memory_has_no_mismatch_and_is_judged_whole(world):
     found, judged = world.ledger.judge()
     assert found == []
     assert judged == Judged(world.memory.nbytes, 2 * BLOCKS, {0, 1}, set(range(BLOCKS)))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_change_nothing(threads):
-    world = World(two_layers(), threads)
-    world.memory[::4096] ^= 1
-    found, _ = world.ledger.judge()
-    one, _ = World(two_layers(), 1).ledger.judge()
-    assert one == []
-    assert sorted(m.block for m in found) == sorted(list(range(BLOCKS)) * 2)
 
 
 def test_exchanged_layers_name_each_other(world):
@@ -295,7 +285,7 @@ def test_a_block_handed_on_forgets_its_rows(world):
 @settings(max_examples=25)
 @given(st.integers(0, 1), st.integers(1, BLOCKS - 1), st.integers(0, PAGE - 1), st.integers(1, 255), st.booleans())
 def test_one_flipped_byte_is_found_at_its_place(resource, block, byte, change, head_major):
-    world = World(two_layers(head_major), threads=1)
+    world = World(two_layers(head_major))
     world.page(resource, block)[byte] ^= change
     m = world.one_mismatch()
     r = world.layout.resources[resource]

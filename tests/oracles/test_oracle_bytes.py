@@ -213,7 +213,7 @@ def test_source_footprint_finds_restored_poison():
     result, (finding,) = source_footprint(LAYOUT, with_observations(observed("read", LOADED, UNCOMPUTED)))
     assert (result.status, finding.kind) == (Status.FAILED, "uncomputed_bytes_restored")
     assert (finding.location, finding.bytes_affected) == (HERE, 8)
-    assert "8 bytes come from rows that were not computed" in finding.message
+    assert "8 bytes are from rows that were not computed" in finding.message
 
 
 def test_source_footprint_counts_only_its_own_bytes():

@@ -55,7 +55,7 @@ def test_a_connector_that_never_hits():
     cold, repeated = replace(LOAD, external=0, claimed=0, stored=0, expected=None), replace(LOAD, external=0, claimed=0)
     result, (finding,) = hits(cold, replace(repeated, expected=None))
     assert (result.status, finding.kind) == (Status.FAILED, "never_hit")
-    assert "none of 2 requests hit the connector, 1 repeated a prompt" in finding.message
+    assert "none of 2 requests was hit, 1 repeated a prompt" in finding.message
 
 
 def test_one_hit_among_cold_requests_is_enough():

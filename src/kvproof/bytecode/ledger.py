@@ -8,17 +8,15 @@ Planes: a row whose heads are not adjacent in memory (head-major layouts) is cod
 consecutive tokens stay one contiguous run. ``_Plane`` is that unit; everything public speaks of resources.
 
 Speed: rows fall into runs (consecutive contents, or one fill) that are written and compared as whole words. Only a page
-in which such a run differs, or whose rows are no multiple of 8 bytes, is compared byte by byte.
+in which such a run differs, or whose rows are no multiple of 8 bytes, is compared byte by byte. One thread does it all:
+two spend more time handing the interpreter lock to each other than the second core saves (benchmarks/README.md).
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +27,7 @@ from kvproof.layout.frames import FrameFamily, frame_families
 
 ByteArray = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int32]
-T = TypeVar("T")
 NULL_BLOCK = 0
-PARALLEL_BYTES = 8 << 20
-"""Less work than this is done by the calling thread; handing it over would take longer."""
 UNJUDGED = frozenset((int(Fill.ANY), int(Fill.TAINTED)))
 LEGAL_BYTES = {int(fill): (fill.byte,) for fill in Fill} | {int(Fill.ZEROED_OR_POISON): (Fill.ZEROED_OR_POISON.byte, 0)}
 """What a row in a fill state may show."""
@@ -100,7 +95,7 @@ class Ledger:
     :meth:`paint` fills memory.
     """
 
-    def __init__(self, layout: Layout, code: ByteCode, memories: Sequence[ByteArray], threads: int = 0) -> None:
+    def __init__(self, layout: Layout, code: ByteCode, memories: Sequence[ByteArray]) -> None:
         if len(memories) != len(layout.storages):
             raise ValueError(f"{len(memories)} memories for {len(layout.storages)} storages")
         self.layout = layout
@@ -119,7 +114,6 @@ class Ledger:
         self._padding = {(i, g.id): _padding(f, g.id) for i, f in enumerate(self.families) for g in layout.groups}
         self._frames = [self._frame(family) for family in self.families]
         self._contents_used = 0
-        self._pool = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1))
 
     def _make_planes(self, r: Resource) -> list[_Plane]:
         pages = r.view(self.memories[r.storage], self.layout.num_blocks)
@@ -165,8 +159,8 @@ class Ledger:
         self.owner[wanted] = group
         for r in self.layout.group_resources(group):
             self.rows[r.id][wanted] = fill
-        nbytes = len(wanted) * sum(family.nbytes for family in self.families)
-        self._spread(lambda i: self._poison(i, group, wanted, fill), range(len(self.families)), nbytes)
+        for i in range(len(self.families)):
+            self._poison(i, group, wanted, fill)
 
     def _poison(self, index: int, group: int, blocks: list[int], fill: Fill) -> None:
         family, padding, byte = self.families[index], self._padding[index, group], fill.byte
@@ -184,16 +178,6 @@ class Ledger:
     def write(self, resource: Resource, block: int, first_row: int, contents: IntArray) -> None:
         """The model computes rows ``first_row ...`` of ``block``: memory gets their code."""
         self.expect(resource, block, first_row, contents)
-        self._write_page(resource, block, first_row, contents)
-
-    def write_rows(self, resource: Resource, wanted: Mapping[int, tuple[int, IntArray]]) -> None:
-        """:meth:`write` for several blocks at once: ``wanted[block] = (first row, contents)``."""
-        for block, (first_row, contents) in wanted.items():
-            self.expect(resource, block, first_row, contents)
-        nbytes = resource.row_bytes * sum(len(contents) for _, contents in wanted.values())
-        self._spread(lambda block: self._write_page(resource, block, *wanted[block]), list(wanted), nbytes)
-
-    def _write_page(self, resource: Resource, block: int, first_row: int, contents: IntArray) -> None:
         planes, words, step = self._planes[resource.id], self._words[resource.id], _step(resource)
         runs = _row_runs(contents, step) if contents.size else []
         if words is not None and len(runs) <= MAX_RUNS:
@@ -205,12 +189,6 @@ class Ledger:
         index = np.unravel_index(rows, tuple(a.count for a in resource.row_axes))
         for plane in planes:
             plane.pages[block][index] = self.code.rows(plane.code_id, contents, plane.row_bytes)
-
-    def _spread(self, work: Callable[[int], T], items: Sequence[int], nbytes: int) -> list[T]:
-        """``work`` of every item in order; on several threads where ``nbytes`` are enough to be worth it."""
-        if nbytes < PARALLEL_BYTES:
-            return [work(item) for item in items]
-        return list(self._pool.map(work, items))
 
     def expect(self, resource: Resource, block: int, first_row: int, contents: IntArray) -> None:
         """Rows ``first_row ...`` of ``block`` must hold ``contents`` from now on; memory is not touched."""
@@ -236,20 +214,26 @@ class Ledger:
     def judge(self, blocks: Iterable[int] | None = None) -> tuple[list[Mismatch], Judged]:
         """Compare memory with the ledger: all frames of ``blocks`` (default: all), padding and null block included."""
         wanted = list(range(self.layout.num_blocks)) if blocks is None else sorted(set(blocks))
-        nbytes = len(wanted) * sum(family.nbytes for family in self.families)
-        return _merge(self._spread(lambda i: self._judge_family(i, wanted), range(len(self.families)), nbytes))
+        mismatches: list[Mismatch] = []
+        judged = Judged()
+        for i in range(len(self.families)):
+            found, seen = self._judge_family(i, wanted)
+            mismatches += found
+            judged.add(seen)
+        return mismatches, judged
 
     def judge_rows(
         self, resource: Resource, wanted: Mapping[int, tuple[int, int]]
     ) -> tuple[list[Mismatch], Judged]:
         """Compare rows ``wanted[block] = [first, last)`` of one resource with the ledger."""
-        for block in wanted:
+        mismatches: list[Mismatch] = []
+        judged = Judged()
+        for block, (first, last) in wanted.items():
             self._check_block(block)
-        nbytes = resource.row_bytes * sum(last - first for first, last in wanted.values())
-        blocks = list(wanted)
-        found = self._spread(lambda block: self._judge_page(resource, block, *wanted[block]), blocks, nbytes)
-        judged = Judged(sum(seen for _, seen in found), len(blocks), {resource.id} if blocks else set(), set(blocks))
-        return [m for mismatches, _ in found for m in mismatches], judged
+            found, nbytes = self._judge_page(resource, block, first, last)
+            mismatches += found
+            judged.add(Judged(nbytes, 1, {resource.id}, {block}))
+        return mismatches, judged
 
     def _judge_family(self, index: int, blocks: list[int]) -> tuple[list[Mismatch], Judged]:
         family = self.families[index]
@@ -433,15 +417,6 @@ class Ledger:
         return np.lib.stride_tricks.as_strided(
             memory[family.offset :], (self.layout.num_blocks, family.nbytes), (family.block_stride, 1)
         )
-
-
-def _merge(parts: Iterable[tuple[list[Mismatch], Judged]]) -> tuple[list[Mismatch], Judged]:
-    mismatches: list[Mismatch] = []
-    judged = Judged()
-    for found, seen in parts:
-        mismatches += found
-        judged.add(seen)
-    return mismatches, judged
 
 
 _ByteRanges = tuple[tuple[int, int], ...]

@@ -393,7 +393,7 @@ class Harness:
             self._judge("after_load")
 
     def attend(self, layer: str) -> None:
-        """A layer is about to read: judge what its kernel sees, all of it at a request's first step, its state always."""
+        """A layer is about to read: judge all its kernel sees of requests that begin, and the state of running ones."""
         for r in self._layer_resources.get(layer, ()):
             for work in self._work:
                 if work.first and work.computed:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from typing import TYPE_CHECKING
 
 from kvproof.findings import bytemap
 from kvproof.findings.model import Report
 from kvproof.findings.summary import case_details, first_sentence, headline, next_step, totals
 from kvproof.findings.text import counted, human_bytes, printable, printable_block
 from kvproof.findings.verdict import effective_status
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MAX_FINDINGS = 200
 """Findings listed on the page; all of them are in findings.json."""
@@ -37,6 +39,8 @@ def render(report: Report) -> str:
 
 @cache
 def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow to import, needed once per report
+
     # autoescape for every template: the name does not end in .html.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
