@@ -46,8 +46,8 @@ MAX_RESOURCES = BASE**2
 MAX_ROW_BYTES = BASE**2 * UNIT
 NAMES_KEPT = 1 << 20
 """Contents whose names are kept in a table (8 bytes each); the names of later ones are computed again and again."""
-CHUNK_WORDS = 1 << 15
-"""Words written or compared at once (256 kB): they and the ring's windows stay in a core's private cache."""
+CHUNK_WORDS = 1 << 16
+"""Words written or compared at once (512 kB). Less costs more calls than the cache of a core gives back."""
 
 
 class Fill(IntEnum):

@@ -7,6 +7,7 @@ import json
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +20,6 @@ from kvproof.findings.text import printable
 from kvproof.oracles.registry import ORACLES
 
 PROOF_FAILED = 1
-SHORT = 3
-"""Letters of an oracle's name at the head of its column."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -77,31 +76,24 @@ def _list(console: Console, as_json: bool) -> None:
             for f in CATALOGUE.values()
         ], indent=1))  # fmt: skip
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("fault", "stands for", "oracle", "what is wrong"):
-        table.add_column(column, no_wrap=column == "fault", overflow="fold")
-    for faults in KINDS.values():
+    for kind, faults in KINDS.items():
+        console.print(f"\n[bold]{kind}[/bold]")
         for fault in faults:
-            table.add_row(fault.name(), " ".join(fault.stands_for), fault.oracle, fault.summary())
-        table.add_section()
-    console.print(table)
+            head = Text.assemble("  ", (fault.name(), "cyan"), f"  {fault.oracle}  {' '.join(fault.stands_for)}")
+            console.print(head)
+            console.print(Padding(Text(fault.summary()), (0, 0, 0, 6)))
 
 
 def render(proof: Proof, console: Console) -> None:
     """Faults against oracles, the places, what was missed, the controls, the verdict."""
-    oracles = list(ORACLES)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Fault × oracle", title_justify="left", title_style="bold")
-    table.add_column("fault", no_wrap=True)
-    for oracle in oracles:
-        table.add_column(oracle[:SHORT], justify="center")
-    table.add_column("wrong place, as the oracle named it", overflow="fold", ratio=1)
+    table.add_column("fault", overflow="fold", ratio=3)
+    table.add_column("oracles", overflow="fold", ratio=2)
+    table.add_column("wrong place, as the oracle named it", overflow="fold", ratio=4)
     for outcome in proof.faults:
-        table.add_row(
-            outcome.name, *(_mark(outcome, oracle) for oracle in oracles), Text(printable(_place(outcome)))
-        )  # fmt: skip
+        table.add_row(outcome.name, _marks(outcome), Text(printable(_place(outcome))))
     console.print(table)
     console.print("●  must report it, and did, at this place   ○  reported something too   ✗  must report it, did not")
-    console.print("oracles: " + ", ".join(oracles), highlight=False)
     for control in proof.controls:
         word, style = ("clean", "green") if control.clean else ("NOT CLEAN", "bold red")
         console.print(Text.assemble(f"control {control.model} {control.when}: ", (word, style)))
@@ -120,10 +112,16 @@ def render(proof: Proof, console: Console) -> None:
     )  # fmt: skip
 
 
-def _mark(outcome: Outcome, oracle: str) -> Text:
-    if oracle == outcome.oracle and outcome.applicable:
-        return Text("●", style="green") if outcome.caught else Text("✗", style="bold red")
-    return Text("○" if outcome.oracles.get(oracle) else "", style="dim")
+def _marks(outcome: Outcome) -> Text:
+    """The oracle that must report the fault, and the others that did."""
+    if not outcome.applicable:
+        return Text("–", style="dim")
+    mark, style = ("●", "green") if outcome.caught else ("✗", "bold red")
+    text = Text.assemble((f"{mark} {outcome.oracle}", style))
+    for oracle in ORACLES:
+        if oracle != outcome.oracle and outcome.oracles.get(oracle):
+            text.append(f"\n○ {oracle}", style="dim")
+    return text
 
 
 def _place(outcome: Outcome) -> str:

@@ -265,6 +265,12 @@ class Harness:
             self._judge("after_step")
         self._retire()
 
+    def abandon(self) -> None:
+        """The engine stopped: keep what was admitted and never finished, it may explain why."""
+        for request in self.tracked.values():
+            if request.admitted:
+                self._record_load(request)
+
     def reset(self) -> bool:
         """Production prefix-cache reset, then hand free blocks out in a new order, the last ones used at the end."""
         used = {b for r in self.finished for table in r.tables for b in table}
@@ -352,13 +358,11 @@ class Harness:
 
     def _bind(self, tracked: Tracked, tables: list[list[int]]) -> None:
         for group, table in enumerate(tables):
-            known = tracked.tables[group]
             size = self.groups[group].block_size
-            for index, block in enumerate(table):
-                if block == 0 or (index < len(known) and known[index] == block):
-                    continue
-                if not tracked.admitted and self._is_local_hit(tracked, group, index):
-                    continue
+            fresh = [(i, b) for i, b in enumerate(table) if self._is_new(tracked, group, i, b)]
+            # What somebody wrote into a block must be seen before the poison covers it.
+            self._judge("after_step", [block for _, block in fresh])
+            for index, block in fresh:
                 loading = not tracked.loaded and tracked.external > 0
                 in_load = loading and index * size < tracked.local + tracked.external
                 self.ledger.allocate(group, [block], Fill.TARGET if in_load else Fill.UNCOMPUTED)
@@ -370,6 +374,13 @@ class Harness:
         if not tracked.admitted:
             tracked.admitted = True
             tracked.stored = self._computed_before(tracked)
+
+    def _is_new(self, tracked: Tracked, group: int, index: int, block: int) -> bool:
+        """Whether this place of the table got a block that neither was there before nor came from the local cache."""
+        known = tracked.tables[group]
+        if block == 0 or (index < len(known) and known[index] == block):
+            return False
+        return tracked.admitted or not self._is_local_hit(tracked, group, index)
 
     def _is_local_hit(self, tracked: Tracked, group: int, index: int) -> bool:
         """Whether this block came out of the local prefix cache."""
@@ -541,8 +552,8 @@ class Harness:
 
     # ------------------------------------------------------------------ judging
 
-    def _judge(self, moment: str) -> None:
-        mismatches, judged = self.ledger.judge()
+    def _judge(self, moment: str, blocks: list[int] | None = None) -> None:
+        mismatches, judged = self.ledger.judge(blocks)
         self.transcript.judge(moment, judged)
         for m in mismatches:
             request, region = self._whose(m)

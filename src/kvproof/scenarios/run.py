@@ -153,6 +153,7 @@ def run_scenario(harness: Any, name: str, mode: str, tell: Callable[[], None]) -
             # Not one request was served and the connector did nothing yet: vLLM cannot run this model here.
             raise EngineRefusalError(f"first step: {_described(error)}") from error
         done.errors.append((name, _described(error)))
+        harness.abandon()
     mine = done.loads[loads:]
     return ScenarioSummary(
         name, mode, len(mine), harness.step_number - steps, sum(load.prompt for load in mine),
