@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from kvproof.bytecode import ByteCode, Decoded, Fill
 from kvproof.bytecode.code import (
-    BASE, HEADER, MAX_CONTENTS, MAX_RESOURCES, MAX_ROW_BYTES, POISON_BYTES, RESOURCE_STEP, RING_WORDS, UNIT, optional,
+    BASE,
+    HEADER,
+    MAX_CONTENTS,
+    MAX_RESOURCES,
+    MAX_ROW_BYTES,
+    POISON_BYTES,
+    RESOURCE_STEP,
+    RING_WORDS,
+    UNIT,
+    optional,
     optional_content,
 )  # fmt: skip
 
@@ -78,7 +87,7 @@ def test_rows_of_different_owners_differ(one, other, row_bytes):
 
 @settings(max_examples=30)
 @given(resources, st.integers(1, 64), contents, contents, st.integers(1, 7))
-def test_sixteen_rows_too_short_for_a_header_still_differ_between_layers_and_contents(a, apart, first, other, row_bytes):
+def test_sixteen_rows_too_short_for_a_header_still_differ(a, apart, first, other, row_bytes):
     def page(resource: int, begin: int) -> bytes:
         return CODE.rows(resource, np.arange(begin, begin + 16, dtype=np.int32), row_bytes).tobytes()
 

@@ -105,7 +105,7 @@ def test_what_stands_there_is_named(world, value, state):
     assert m.counts.keys() <= {state, "foreign"}
     assert m.counts[state] >= 450
     assert (m.page_byte, m.observed, m.decoded) == (512, value, None)
-    assert [run[:2] for run in m.wrong if run[2] == state][0][0] == 512
+    assert next(run[0] for run in m.wrong if run[2] == state) == 512
 
 
 def test_one_zero_among_foreign_bytes_is_foreign(world):

@@ -6,12 +6,22 @@ from dataclasses import replace
 
 import pytest
 from transcripts import (
-    DIGEST, FOREIGN, LAYOUT, LOOSE, POISON, UNCOMPUTED, ZERO, clean, observed, with_observations,
+    DIGEST,
+    FOREIGN,
+    LAYOUT,
+    LOOSE,
+    POISON,
+    UNCOMPUTED,
+    ZERO,
+    clean,
+    observed,
+    with_observations,
 )  # fmt: skip
 
 from kvproof.bytecode import Decoded
 from kvproof.bytecode.ledger import Judged
 from kvproof.findings.model import Location, Origin, Status
+from kvproof.findings.summary import describe
 from kvproof.oracles.equality import equality
 from kvproof.oracles.footprint import footprint
 from kvproof.oracles.inventory import inventory
@@ -19,7 +29,15 @@ from kvproof.oracles.placement import placement
 from kvproof.oracles.provenance import provenance
 from kvproof.oracles.source_footprint import source_footprint
 from kvproof.oracles.transcript import (
-    CACHED, COMPUTED, FOREIGN_BLOCK, FREE, LOADED, NULL, OPTIONAL, PADDING, Transcript,
+    CACHED,
+    COMPUTED,
+    FOREIGN_BLOCK,
+    FREE,
+    LOADED,
+    NULL,
+    OPTIONAL,
+    PADDING,
+    Transcript,
 )  # fmt: skip
 
 HERE = Location(0, "layers.0.attn", "V", 2, 88, row=1, request="b#2")
@@ -50,7 +68,7 @@ def test_equality_names_an_unequal_digest():
     finding = only(equality(LAYOUT, transcript))
     assert (result.status, finding.kind, finding.bytes_affected) == (Status.FAILED, "restored_differs", 128)
     assert finding.location == Location(0, "layers.0.attn", "page", 3, 0, request="b#2")
-    assert "group 0 layers.0.attn block 3" in finding.message
+    assert "group 0 layers.0.attn block 3" in describe(finding)
 
 
 def test_equality_takes_a_block_the_code_found_wrong_for_unequal():
@@ -77,7 +95,7 @@ def test_equality_without_digests_is_vacuous():
 def test_placement_tells_foreign_poison_and_zero(region, mismatch, kind):
     result, (finding,) = placement(LAYOUT, with_observations(observed("read", region, mismatch)))
     assert (result.status, finding.kind, finding.location, finding.bytes_affected) == (Status.FAILED, kind, HERE, 8)
-    assert finding.message.startswith("group 0 layers.0.attn V block 2 byte 88: 8 bytes")
+    assert describe(finding).startswith("group 0 layers.0.attn V block 2 byte 88: 8 bytes")
 
 
 def test_placement_splits_a_page_of_two_states():
@@ -89,7 +107,7 @@ def test_placement_splits_a_page_of_two_states():
 def test_placement_names_the_owner_of_a_foreign_byte():
     finding = only(placement(LAYOUT, with_observations(observed("read", LOADED))))
     assert finding.origin == WHOSE
-    assert finding.message.endswith("it holds layers.0.attn V block 1 byte 88 (token 9 of a#1)")
+    assert describe(finding).endswith("It holds layers.0.attn V block 1 byte 88 (token 9 of a#1).")
 
 
 def test_placement_leaves_uncomputed_bytes_to_the_source_footprint():
@@ -127,7 +145,7 @@ def test_provenance_of_a_state_counts_from_its_page():
 def test_provenance_says_when_the_owners_block_is_gone():
     transcript = with_observations(observed("read", LOADED))
     transcript.names[9] = replace(transcript.names[9], blocks={})
-    assert "a block that is free by now byte 88" in only(provenance(LAYOUT, transcript)).message
+    assert "a block that is free by now byte 88" in describe(only(provenance(LAYOUT, transcript)))
 
 
 def test_provenance_of_a_content_without_a_name_is_still_a_finding():
@@ -147,7 +165,7 @@ def test_provenance_distrusts_itself_when_a_restored_block_misnames_itself():
     transcript.origins_wrong = 2
     result, (finding,) = provenance(LAYOUT, transcript)
     assert (result.status, finding.kind) == (Status.FAILED, "misnamed")
-    assert "2 restored blocks do not name themselves" in finding.message
+    assert "2 restored blocks do not name themselves" in describe(finding)
 
 
 def test_provenance_without_a_name_read_is_vacuous():
@@ -173,13 +191,13 @@ def test_provenance_counts_names_read_and_foreign_places():
 def test_footprint_names_what_was_written_and_when(region, kind, moment, when):
     result, (finding,) = footprint(LAYOUT, with_observations(observed(moment, region)))
     assert (result.status, finding.kind, finding.location, finding.bytes_affected) == (Status.FAILED, kind, HERE, 8)
-    assert f"({when}), 8 bytes" in finding.message
+    assert f"({when}), 8 bytes" in describe(finding)
 
 
 def test_footprint_names_padding_by_layer_and_byte():
     finding = only(footprint(LAYOUT, with_observations(observed("after_step", PADDING, LOOSE, None))))
     assert finding.location == Location(1, "layers.1.mamba", "padding", 3, 100)
-    assert finding.message.startswith("group 1 layers.1.mamba padding block 3 byte 100: padding between pages")
+    assert describe(finding).startswith("group 1 layers.1.mamba padding block 3 byte 100: padding between pages")
 
 
 def test_footprint_catches_a_load_over_a_cached_block_at_the_read():
@@ -213,7 +231,7 @@ def test_source_footprint_finds_restored_poison():
     result, (finding,) = source_footprint(LAYOUT, with_observations(observed("read", LOADED, UNCOMPUTED)))
     assert (result.status, finding.kind) == (Status.FAILED, "uncomputed_bytes_restored")
     assert (finding.location, finding.bytes_affected) == (HERE, 8)
-    assert "8 bytes are from rows that were not computed" in finding.message
+    assert "8 bytes are from rows that were not computed" in describe(finding)
 
 
 def test_source_footprint_counts_only_its_own_bytes():
@@ -245,7 +263,7 @@ def test_inventory_names_a_layer_left_behind(restored):
     result, (finding,) = inventory(LAYOUT, transcript)
     assert (result.status, finding.kind) == (Status.FAILED, "never_restored")
     assert (finding.location.group, finding.location.layer) == (0, "layers.0.attn")
-    assert "group 0 layers.0.attn (K, V) was never restored" in finding.message
+    assert "group 0 layers.0.attn K block 0 byte 0: never restored right in any scenario (K, V)" in describe(finding)
 
 
 def test_inventory_lets_recomputed_groups_be():

@@ -42,7 +42,7 @@ def test_right_hits(load):
     (replace(LOAD, stored=4, expected=4), "longer_than_stored", "hit of 8 tokens, but only 4 of this prompt"),
     (replace(LOAD, prompt=8), "whole_prompt_hit", "hit of 8 tokens leaves nothing of 8"),
     (replace(LOAD, prompt=7, asynchronous=True), "whole_prompt_hit", "hit of 8 tokens leaves nothing of 7"),
-    (replace(LOAD, local=4, external=4, claimed=4, expected=12), "shorter_than_stored", "hit of 8 tokens, 12 are stored"),
+    (replace(LOAD, local=4, external=4, claimed=4, expected=12), "shorter_than_stored", "hit of 8 tokens, 12 are"),
 ])  # fmt: skip
 def test_wrong_hits_are_named_with_their_numbers(load, kind, what):
     result, (finding,) = hits(load)

@@ -6,14 +6,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transcripts import (
-    FOREIGN, LAYOUT, LOOSE, POISON, UNCOMPUTED, ZERO, clean, observed, with_observations,
+    FOREIGN,
+    LAYOUT,
+    LOOSE,
+    POISON,
+    UNCOMPUTED,
+    ZERO,
+    clean,
+    observed,
+    with_observations,
 )  # fmt: skip
 
 from kvproof.bytecode import Mismatch
 from kvproof.findings.model import Status
+from kvproof.findings.summary import describe
 from kvproof.oracles.registry import ORACLES, judge
 from kvproof.oracles.transcript import (
-    CACHED, COMPUTED, FOREIGN_BLOCK, FREE, LOADED, NULL, OPTIONAL, PADDING, Transcript,
+    CACHED,
+    COMPUTED,
+    FOREIGN_BLOCK,
+    FREE,
+    LOADED,
+    NULL,
+    OPTIONAL,
+    PADDING,
+    Transcript,
 )  # fmt: skip
 
 REGIONS = (LOADED, OPTIONAL, CACHED, COMPUTED, NULL, PADDING, FREE, FOREIGN_BLOCK)
@@ -61,7 +78,7 @@ def test_nothing_observed_is_lost(moment, region, mismatch, request_id):
         assert (place.group, place.layer, place.block, place.byte, place.request) == (
             mismatch.group, mismatch.layer, mismatch.block, mismatch.page_byte, request_id,
         )  # fmt: skip
-        assert str(place) in f.message
+        assert str(place) in describe(f)
         assert f.next_step
         assert f.scenario == "bulk/9"
     assert mismatch.wrong_bytes in (

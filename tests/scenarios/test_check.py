@@ -17,7 +17,7 @@ ORACLES = {
 }  # fmt: skip
 
 
-@pytest.fixture()
+@pytest.fixture
 def check(tmp_path, monkeypatch):
     """Runs ``kvproof check`` and returns (exit code, report.json); the evidence stays in tmp_path/<name>."""
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))

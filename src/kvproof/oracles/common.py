@@ -47,13 +47,12 @@ def finding(
     next_step: str,
     nbytes: int | None = None,
 ) -> Finding:
-    """A finding about one observation, phrased as place, fact, and whose bytes stand there."""
+    """A finding about one observation: place, fact, and whose bytes stand there."""
     resources = by_id(layout)
     place = location(resources, o)
     whose = origin(layout, resources, transcript, o)
-    holds = f"; it holds {whose}" if whose is not None else ""
     return Finding(
-        oracle, kind, f"{place}: {what}{holds}", o.scenario, place, whose,
+        oracle, kind, what, o.scenario, place, whose,
         o.mismatch.wrong_bytes if nbytes is None else nbytes, next_step,
     )  # fmt: skip
 

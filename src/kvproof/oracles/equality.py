@@ -23,8 +23,7 @@ def equality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list
             findings.append(
                 Finding(
                     "equality", "restored_differs",
-                    f"group {check.group} {check.layer} block {check.block}: restored bytes differ from the bytes that "
-                    "were saved, although the byte code matches",
+                    "restored bytes differ from the bytes that were saved, although the byte code matches",
                     check.scenario, Location(check.group, check.layer, "page", check.block, 0, request=check.request),
                     None, check.nbytes, NEXT,
                 )
@@ -38,7 +37,7 @@ def equality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list
         findings.append(
             Finding(
                 "equality", "restored_differs",
-                f"{place}: {m.wrong_bytes} bytes of this block are not what was saved",
+                f"{m.wrong_bytes} bytes of this block are not what was saved",
                 o.scenario, place, None, m.wrong_bytes, NEXT,
             )
         )  # fmt: skip

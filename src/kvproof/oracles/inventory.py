@@ -21,11 +21,11 @@ def inventory(layout: Layout, transcript: Transcript) -> tuple[OracleResult, lis
         if group.rule == "recomputed" or transcript.restored_bytes.get(r.id):
             continue
         name = r.fields[0].name if r.fields else "row"
+        fields = ", ".join(f.name for f in r.fields)
         findings.append(
             Finding(
-                "inventory", "never_restored",
-                f"group {r.group} {r.layer} ({', '.join(f.name for f in r.fields)}) was never restored right in any "
-                "scenario", "all", Location(r.group, r.layer, name, 0, 0), None, 0,
+                "inventory", "never_restored", f"never restored right in any scenario ({fields})", "all",
+                Location(r.group, r.layer, name, 0, 0), None, 0,
                 "check that the connector registers this tensor and transfers it both ways",
             )
         )  # fmt: skip
