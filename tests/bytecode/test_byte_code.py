@@ -145,7 +145,6 @@ def memory_of(heads: int, row_count: int, words: int, gap: int) -> tuple[np.ndar
 
 @settings(max_examples=40)
 @given(planes)
-@example((2, 9, 80, 0, 0, 16_383, 1))  # the table of names grows
 @example((8, 128, 64, 0, 8, 300, 1))  # more than one chunk
 def test_fill_writes_the_rows_and_matches_agrees(case):
     heads, row_count, words, gap, resource, first, step = case
@@ -274,9 +273,9 @@ def test_limits_name_value_and_limit():
         rows(0, [0], 0)
     with pytest.raises(ValueError, match=f"row of {MAX_ROW_BYTES + 1} bytes"):
         ByteCode.words_per_row(MAX_ROW_BYTES + 1)
-    with pytest.raises(ValueError, match=f"{MAX_RESOURCES + 1} resources .* limits {MAX_RESOURCES}"):
+    with pytest.raises(ValueError, match=f"{MAX_RESOURCES + 1} resources, limit {MAX_RESOURCES}"):
         rows(MAX_RESOURCES, [0], 8)
-    with pytest.raises(ValueError, match=f"{MAX_CONTENTS + 1} contents"):
+    with pytest.raises(ValueError, match=f"{MAX_CONTENTS + 1} contents, limit {MAX_CONTENTS}"):
         rows(0, [MAX_CONTENTS], 8)
     assert rows(MAX_RESOURCES - 1, [MAX_CONTENTS - 1], 8) == [naive_row(MAX_RESOURCES - 1, MAX_CONTENTS - 1, 8)]
 

@@ -68,7 +68,7 @@ def test_equality_names_an_unequal_digest():
     finding = only(equality(LAYOUT, transcript))
     assert (result.status, finding.kind, finding.bytes_affected) == (Status.FAILED, "restored_differs", 128)
     assert finding.location == Location(0, "layers.0.attn", "page", 3, 0, request="b#2")
-    assert "group 0 layers.0.attn block 3" in describe(finding)
+    assert "group 0 layers.0.attn page block 3" in describe(finding)
 
 
 def test_equality_takes_a_block_the_code_found_wrong_for_unequal():

@@ -44,8 +44,6 @@ coprime to RING_WORDS and to any number of words per row, so that no two rows of
 MAX_CONTENTS = BASE**3
 MAX_RESOURCES = BASE**2
 MAX_ROW_BYTES = BASE**2 * UNIT
-NAMES_KEPT = 1 << 20
-"""Contents whose names are kept in a table (8 bytes each); the names of later ones are computed again and again."""
 CHUNK_WORDS = 1 << 16
 """Words written or compared at once (512 kB). Less costs more calls than the cache of a core gives back."""
 
@@ -92,12 +90,11 @@ class Decoded:
 
 
 class ByteCode:
-    """The code for one seed. Thread-safe: tables only ever grow, and are replaced as a whole."""
+    """The code for one seed."""
 
     def __init__(self, seed: int = 0) -> None:
         self._period = np.random.default_rng(seed).integers(0, BASE, RING_WORDS * 8, dtype=np.uint8).view(np.uint64)
         self._ring = np.tile(self._period, 2)
-        self._names = _content_names(np.arange(1 << 14))
 
     @staticmethod
     def words_per_row(row_bytes: int) -> int:
@@ -140,7 +137,7 @@ class ByteCode:
     ) -> Iterator[tuple[WordArray, WordArray, WordArray]]:
         """Some rows of ``memory`` at a time, with the body and the headers that belong there."""
         heads, rows, words = memory.shape
-        names = self._names_of(resource + heads, content, rows, words, step)
+        names = _row_names(content, rows, step, -(-words // UNIT_WORDS))
         owners = _resource_names(resource, heads)
         chunk = max(1, CHUNK_WORDS // (heads * words))
         for begin in range(0, rows, chunk):
@@ -158,21 +155,6 @@ class ByteCode:
             ring = self._ring = np.tile(self._period, -(-end // RING_WORDS) + 1)
         strides = (8 * RESOURCE_STEP, 8 * step * words, 8)
         return np.ndarray((heads, rows, words), np.uint64, ring.data, 8 * start, strides)
-
-    def _names_of(self, resources: int, first: int, rows: int, words: int, step: int) -> WordArray:
-        """Headers uint64 ``[rows, units]`` without the resource: bytes check c0 r0 c1 r1 c2 u0 u1."""
-        end = first + (rows - 1) * step + 1
-        if resources > MAX_RESOURCES or end > MAX_CONTENTS:
-            raise ValueError(f"{resources} resources or {end} contents, limits {MAX_RESOURCES}, {MAX_CONTENTS}")
-        names = self._names
-        if end <= names.size:
-            names = names[first:end:step]
-        elif end <= NAMES_KEPT:
-            self._names = _content_names(np.arange(2 * end))
-            names = self._names[first:end:step]
-        else:
-            names = _content_names(np.arange(first, end, step))
-        return np.asarray(names[:, None] + _unit_names(-(-words // UNIT_WORDS)), np.uint64)
 
     def decode(
         self, row: ByteArray, byte: int, resources: dict[int, int], contents: int, prefer: int | None = None
@@ -225,26 +207,30 @@ def _named_in(row: ByteArray, byte: int, resources: dict[int, int], contents: in
     return [(resource, content, at) for _, resource, content, at in sorted(found)]
 
 
-def _content_names(contents: npt.NDArray[np.int64]) -> WordArray:
-    """The part of a header that names each content, uint64."""
-    content = contents.astype(np.uint64)
+@functools.lru_cache(256)
+def _row_names(first: int, rows: int, step: int, units: int) -> WordArray:
+    """Headers without the resource, uint64 ``[rows, units]``: bytes check c0 r0 c1 r1 c2 u0 u1.
+
+    Kept, because all layers write and are judged by the same contents.
+    """
+    end = first + (rows - 1) * step + 1
+    if end > MAX_CONTENTS:
+        raise ValueError(f"{end} contents, limit {MAX_CONTENTS}")
+    content = np.arange(first, end, step, dtype=np.uint64)[:, None]
     c0, c1, c2 = content % BASE, content // BASE % BASE, content // BASE**2
-    return np.asarray(_content_check(c0, c1, c2) | c0 << 8 | c1 << 24 | c2 << 40, np.uint64)
+    unit = np.arange(units, dtype=np.uint64)
+    names = _content_check(c0, c1, c2) | c0 << 8 | c1 << 24 | c2 << 40
+    return np.asarray(names | unit % BASE << 48 | unit // BASE << 56, np.uint64)
 
 
 @functools.cache
 def _resource_names(first: int, count: int) -> WordArray:
     """The part of a header that names the resource, uint64 ``[count, 1, 1]``."""
+    if first + count > MAX_RESOURCES:
+        raise ValueError(f"{first + count} resources, limit {MAX_RESOURCES}")
     resource = np.arange(first, first + count, dtype=np.uint64)
     r0, r1 = resource % BASE, resource // BASE
     return np.asarray(_resource_check(r0, r1) | r0 << 16 | r1 << 32, np.uint64)[:, None, None]
-
-
-@functools.cache
-def _unit_names(units: int) -> WordArray:
-    """The part of a header that names the unit's index in its row, uint64 ``[units]``."""
-    unit = np.arange(units, dtype=np.uint64)
-    return np.asarray(unit % BASE << 48 | unit // BASE << 56, np.uint64)
 
 
 # The two halves of the check digit add up to 1 ... 249, without a carry into the next byte.
