@@ -9,15 +9,15 @@ from kvproof.bytecode.contents import Named
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 2)), max_size=8))
-def test_two_places_share_an_id_exactly_when_salt_and_prefix_are_equal(requests):
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))
+def test_two_places_share_an_id_exactly_when_their_prefixes_are_equal(requests):
     contents = Contents()
-    prefixes: dict[tuple[int, tuple[int, ...]], int] = {}
-    for number, (tokens, salt) in enumerate(requests):
-        ids = contents.intern(f"r{number}", tokens, salt)
+    prefixes: dict[tuple[int, ...], int] = {}
+    for number, tokens in enumerate(requests):
+        ids = contents.intern(f"r{number}", tokens)
         assert len(ids) == len(tokens)
         for position, content in enumerate(ids.tolist()):
-            key = (salt, tuple(tokens[: position + 1]))
+            key = tuple(tokens[: position + 1])
             new = key not in prefixes
             assert prefixes.setdefault(key, content) == content
             if new:

@@ -207,7 +207,7 @@ def _named_in(row: ByteArray, byte: int, resources: dict[int, int], contents: in
     return [(resource, content, at) for _, resource, content, at in sorted(found)]
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(512)
 def _row_names(first: int, rows: int, step: int, units: int) -> WordArray:
     """Headers without the resource, uint64 ``[rows, units]``: bytes check c0 r0 c1 r1 c2 u0 u1.
 

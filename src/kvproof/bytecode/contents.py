@@ -37,13 +37,10 @@ class Contents:
             raise ValueError(f"content id {content} was never given out, limit {len(self._names)}")
         return self._names[content]
 
-    def intern(self, request: str, token_ids: Sequence[int], salt: int = 0) -> npt.NDArray[np.int32]:
-        """Content ids int32 ``[len(token_ids)]`` of every prefix of ``token_ids``, from its first token on.
-
-        ``salt`` separates requests that must share nothing although their tokens are equal.
-        """
+    def intern(self, request: str, token_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Content ids int32 ``[len(token_ids)]`` of every prefix of ``token_ids``, from its first token on."""
         ids = np.empty(len(token_ids), np.int32)
-        parent = -1 - salt
+        parent = -1
         for position, token in enumerate(token_ids):
             key = (parent, token)
             content = self._next.get(key)

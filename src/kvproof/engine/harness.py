@@ -12,7 +12,7 @@ It never asks the connector anything: its lookups and accesses are recorded as c
 from __future__ import annotations
 
 import hashlib
-import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,7 +188,7 @@ class Harness:
             known.clear()
         self.transcript = t.Transcript()
 
-    def submit(self, label: str, prompt: Sequence[int], output_tokens: int = 1, salt: str | None = None) -> Tracked:
+    def submit(self, label: str, prompt: Sequence[int], output_tokens: int = 1) -> Tracked:
         """Add a request to the production scheduler. ``prompt`` are token ids."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
@@ -205,7 +205,7 @@ class Harness:
             pooling_params=None,
             arrival_time=0.0,
             lora_request=None,
-            cache_salt=salt,
+            cache_salt=None,
             data_parallel_rank=None,
         )
         if self._profile is not None:
@@ -536,7 +536,7 @@ class Harness:
                 found[table[index]] = (0, 1, tracked.contents[end - 1 : end])
             return found
         per = r.tokens_per_row
-        first_row, last_row = -(-begin // per) if begin % per else begin // per, end // per
+        first_row, last_row = begin // per, end // per  # a row begun earlier is complete with its last token
         rows_per_block = size // per
         for index in range(first_row // rows_per_block, -(-last_row // rows_per_block)):
             if index >= len(table) or table[index] == 0:
@@ -611,18 +611,13 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
 
 
 def _scattered(blocks: list[int], rng: np.random.Generator) -> list[int]:
-    """A shuffled order in which consecutive ids are never handed out in a row, as far as the set allows."""
-    order = [int(b) for b in rng.permutation(blocks)]
-    for i in range(1, len(order)):
-        if abs(order[i] - order[i - 1]) == 1:
-            for j in range(len(order)):
-                candidate = order.copy()
-                candidate[i], candidate[j] = candidate[j], candidate[i]
-                if _neighbours(candidate) < _neighbours(order):
-                    order = candidate
-                    break
-    return order
+    """A seeded order of the sorted ids ``blocks`` in which no two neighbours follow each other.
 
-
-def _neighbours(order: list[int]) -> int:
-    return sum(abs(a - b) == 1 for a, b in itertools.pairwise(order))
+    Steps of a size coprime to their number visit every place once; a step of 2 or more never meets a neighbour.
+    """
+    n = len(blocks)
+    steps = [k for k in range(max(2, n // 5), n - max(1, n // 5)) if math.gcd(k, n) == 1]
+    if not steps:
+        return blocks[::-1]
+    step, start = int(rng.choice(steps)), int(rng.integers(n))
+    return [blocks[(start + i * step) % n] for i in range(n)]

@@ -33,8 +33,6 @@ class Load:
     asynchronous: bool
     stored: int
     expected: int | None
-    scheduled_first: int = 0
-    computed_first: int = 0
 
 
 @dataclass(frozen=True)
