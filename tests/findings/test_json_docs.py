@@ -10,6 +10,7 @@ import pytest
 
 from kvproof import layout
 from kvproof.findings import bytemap, case, compare, evidence, model
+from kvproof.oracles import engine_answers, registry
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 CLASSES = [
@@ -61,3 +62,8 @@ def test_files_schemas_and_states():
         assert f"`{state}`" in DOCUMENT or state == "unknown"
     for key in compare.VOLATILE_KEYS:
         assert f"`{key}`" in DOCUMENT
+
+
+def test_every_oracle_id_is_documented():
+    for oracle in ("layout", *registry.ORACLES, *engine_answers.ORACLES):
+        assert f"`{oracle}`" in DOCUMENT
