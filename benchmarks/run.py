@@ -41,7 +41,7 @@ LAYERS, BLOCKS, TOKENS, HEADS, CELL = 28, 75, 128, 8, 512
 PAGE = TOKENS * HEADS * CELL
 MODEL, CHECK_TOKENS = "qwen3-1.7b", 1024
 PURE = ("layout", "bytecode", "findings", "oracles")
-CORE = ("layout.frames", "bytecode", "oracles.registry", "findings.verdict", "findings.evidence")
+CORE = ("layout.frames", "bytecode", "oracles.registry", "findings.verdict")
 """What judging one run needs of the pure packages. The rest serves single commands and reports."""
 IMPORTS = """
 import pkgutil, sys, time
@@ -178,7 +178,7 @@ def import_figures(rounds: int) -> Iterator[Figure]:
     note = f"median of {len(taken) - 1} interpreters"
     yield Figure("import of the pure packages, beyond numpy", core_ms, "ms", 50.0, f"{', '.join(CORE)}; {note}")
     yield Figure("the same with numpy", numpy_ms + core_ms, "ms", None, note)
-    yield Figure("every other module of them after that", rest_ms, "ms", None, "compare, reports (rich), engine mode")
+    yield Figure("every other module of them after that", rest_ms, "ms", None, "evidence, compare, reports …")
 
 
 # ---------------------------------------------------------------------- 3. check
@@ -186,7 +186,7 @@ def import_figures(rounds: int) -> Iterator[Figure]:
 
 def check_figures(rounds: int) -> Iterator[Figure]:
     """Whole commands as a user runs them, taken in turns; the best of each."""
-    kvproof = [sys.executable, "-m", "kvproof.cli"]
+    kvproof = [sys.executable, "-c", "import sys; from kvproof.cli import main; sys.exit(main())"]
     commands = {
         "staging": [*kvproof, "layout", MODEL, "--json"],
         "check": [*kvproof, "check", MODEL, "--tokens", str(CHECK_TOKENS), "--mode", "all", "--json"],

@@ -259,6 +259,13 @@ def test_a_row_longer_than_the_ring_is_named_at_the_right_byte():
     assert CODE.decode(long[first : first + 1024], 600, {0: row_bytes}, 2) == Decoded(0, 1, first + 600)
 
 
+def test_a_header_in_small_digits_is_not_taken_for_another_one():
+    """A unit index followed by zeros looks like the first header of content 0; more bytes speak for the true place."""
+    row = np.zeros(142, np.uint8)
+    row[:136] = np.frombuffer(naive_row(0, 0, 512), np.uint8)[:136]
+    assert CODE.decode(row, 134, RESOURCES, CONTENTS) == Decoded(0, 0, 134)
+
+
 def test_bytes_of_two_owners_are_named_each_by_its_own():
     row = np.concatenate([np.frombuffer(naive_row(r, c, 512), np.uint8)[:256] for r, c in ((0, 4), (1, 9))])
     assert CODE.decode(row, 255, RESOURCES, CONTENTS) == Decoded(0, 4, 255)

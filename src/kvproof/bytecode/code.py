@@ -44,6 +44,8 @@ coprime to RING_WORDS and to any number of words per row, so that no two rows of
 MAX_CONTENTS = BASE**3
 MAX_RESOURCES = BASE**2
 MAX_ROW_BYTES = BASE**2 * UNIT
+WINDOWS = (32, 16, 8, 4)
+"""Bytes around an observed one that are looked for in the code."""
 CHUNK_WORDS = 1 << 16
 """Words written or compared at once (512 kB). Less costs more calls than the cache of a core gives back."""
 
@@ -167,13 +169,19 @@ class ByteCode:
         """
         observed = row.tobytes()
         codes: dict[tuple[int, int], bytes] = {}
+        best, width = None, 0
         for resource, content, at in _named_in(row, byte, resources, contents):
             code = codes.get((resource, content))
             if code is None:
                 code = codes[resource, content] = self._row(resource, content, resources[resource])
             # A header says where in its row the byte stands: a long row repeats itself, and so do the names in it.
-            if _agree(observed, byte, code, at):
-                return Decoded(resource, content, at)
+            agreed = _agreement(observed, byte, code, at)
+            if agreed > width:
+                best, width = Decoded(resource, content, at), agreed
+            if width == WINDOWS[0]:
+                break
+        if best is not None:
+            return best
         for (resource, content), code in codes.items():
             hit = _longest_match(observed, byte, code)
             if hit is not None:
@@ -255,7 +263,7 @@ def _runs(contents: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
 
 def _windows(observed: bytes, byte: int) -> Iterator[tuple[int, bytes]]:
     """(begin, bytes) of windows that hold ``observed[byte]``, widest first; one of equal bytes names nobody."""
-    for width in (32, 16, 8, 4):
+    for width in WINDOWS:
         last = len(observed) - width
         for wanted in (byte, byte - width + 1, byte - width // 2) if last >= 0 else ():
             begin = min(max(wanted, 0), last)
@@ -264,13 +272,13 @@ def _windows(observed: bytes, byte: int) -> Iterator[tuple[int, bytes]]:
                 yield begin, window
 
 
-def _agree(observed: bytes, byte: int, code: bytes, at: int) -> bool:
-    """Whether ``observed[byte]`` stands at ``code[at]``, going by any window of at least 8 bytes around it."""
-    return any(
-        at - (byte - begin) >= 0 and code.startswith(window, at - (byte - begin))
-        for begin, window in _windows(observed, byte)
-        if len(window) >= 8
-    )
+def _agreement(observed: bytes, byte: int, code: bytes, at: int) -> int:
+    """How many bytes (0, 8, 16 or 32) say that ``observed[byte]`` stands at ``code[at]``."""
+    for begin, window in _windows(observed, byte):
+        place = at - (byte - begin)
+        if len(window) >= HEADER and place >= 0 and code.startswith(window, place):
+            return len(window)
+    return 0
 
 
 def _longest_match(observed: bytes, byte: int, code: bytes) -> int | None:

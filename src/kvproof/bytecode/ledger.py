@@ -112,6 +112,8 @@ class Ledger:
             self._planes[r.id] = self._make_planes(r)
             self._words[r.id] = _as_words([plane.pages for plane in self._planes[r.id]])
         self._padding = {(i, g.id): _padding(f, g.id) for i, f in enumerate(self.families) for g in layout.groups}
+        self._members = {(i, g.id): f.of_group(g.id) for i, f in enumerate(self.families) for g in layout.groups}
+        self._row_bytes = {r.id: r.row_bytes for r in layout.resources}
         self._frames = [self._frame(family) for family in self.families]
         self._contents_used = 0
 
@@ -247,8 +249,8 @@ class Ledger:
                 mismatches += self._judge_unowned(family, frames[block], block, fill)
                 judged.bytes += family.nbytes
                 continue
-            for r in family.of_group(owner):
-                found, nbytes = self._judge_page(r, block, 0, r.rows)
+            for r in self._members[index, owner]:
+                found, nbytes = self._judge_page(r, block, 0, self.rows[r.id].shape[1])
                 mismatches += found
                 judged.bytes += nbytes
             mismatches += self._judge_padding(family, frames[block], block, owner, self._padding[index, owner])
@@ -301,7 +303,7 @@ class Ledger:
         if not rows.size:
             return [], 0
         runs = _row_runs(rows, _step(r))
-        judged = r.row_bytes * sum(end - begin for begin, end in runs if int(rows[begin]) not in UNJUDGED)
+        judged = self._row_bytes[r.id] * sum(end - begin for begin, end in runs if int(rows[begin]) not in UNJUDGED)
         words = self._words[r.id]
         if not judged or (
             words is not None
@@ -442,7 +444,7 @@ def _row_runs(rows: IntArray, step: int) -> list[tuple[int, int]]:
     """Half-open ranges of rows that hold consecutive contents (also optional ones) or one and the same fill."""
     before, after = rows[:-1], rows[1:]
     delta = after - before
-    if rows[0] >= 0 and (delta == step).all():
+    if rows[0] >= 0 and np.count_nonzero(delta == step) == delta.size:
         return [(0, rows.size)]
     joined = ((delta == step) & (before >= 0)) | ((delta == -step) & (before <= OPTIONAL_BASE))
     joined |= (delta == 0) & (after > OPTIONAL_BASE) & (after < 0)

@@ -211,11 +211,14 @@ def _require(connector: ConnectorSpec) -> None:
 KV_MEMORY_LIMIT = 6 << 30
 """Bytes vLLM may plan with; the override decides how many are used."""
 CONCURRENT_PROMPTS = 3
-"""Prompts of full length whose blocks must exist at the same time."""
+"""Prompts that hold blocks at the same time: one of full length, the others a quarter of it."""
+SPARE_BLOCKS = 3
+"""Free blocks that stay free, in manager blocks: a stray write needs somewhere to be seen."""
 
 
 def _block_count(vllm_config: Any, specs: list[dict[str, Any]]) -> int:
-    """Blocks for the scenarios, in manager blocks: ``CONCURRENT_PROMPTS`` full prompts in every group, and a reserve.
+    """Blocks for the scenarios, in manager blocks: one prompt of full length in every group, room for the short ones
+    beside it, and a few spare.
 
     Grouping is vLLM's; only the sum over its groups is ours.
     """
@@ -224,7 +227,7 @@ def _block_count(vllm_config: Any, specs: list[dict[str, Any]]) -> int:
     groups = get_kv_cache_groups(vllm_config, dict(specs[0]))
     length = vllm_config.model_config.max_model_len
     per_prompt = sum(-(-length // g.kv_cache_spec.block_size) + 1 for g in groups)
-    return 2 + per_prompt + (CONCURRENT_PROMPTS - 1) * max(4, per_prompt // 4) + 8
+    return 2 + per_prompt + (CONCURRENT_PROMPTS - 1) * max(4, per_prompt // 4) + SPARE_BLOCKS
 
 
 def versions() -> dict[str, str]:
