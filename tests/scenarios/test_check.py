@@ -90,6 +90,16 @@ def test_a_connector_that_cannot_be_seen_is_partially_verified(check, tmp_path):
     assert oracle(report, "placement")["judged_bytes"] > 0
 
 
+def test_a_connector_that_ends_the_process_fails_where_it_did(check, tmp_path):
+    arguments = ("--mode", "bulk", "--connector-config", json.dumps({"shared_storage_path": str(tmp_path / "store")}))
+    code, report = check("tiny-qwen3", "--connector", "third_party:Dies", *arguments)
+    assert code == 1
+    (finding,) = report["findings"]
+    assert (finding["oracle"], finding["kind"]) == ("lifecycle", "process_ended")
+    assert finding["scenario"] == "bulk/1024"
+    assert "signal 11" in finding["message"]
+
+
 def test_two_runs_of_one_case_agree_and_another_seed_does_not(check, tmp_path):
     arguments = ("tiny-qwen3", "--mode", "bulk")
     check(*arguments, name="a")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 from typing import Any
 
 import torch
@@ -51,3 +53,11 @@ class Unseen(ExampleConnector):
                 key = (layer_name, request.token_ids.numpy().tobytes())
                 self.store[key] = [ctypes.string_at(*page) for page in self._pages(kv_layer, request)]
                 self._generate_foldername_debug(request.token_ids, request.mm_hashes, create_folder=True)
+
+
+class Dies(ExampleConnector):
+    """Takes the whole process with it on the first load, as an address outside of any tensor does."""
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if any(not request.is_store for request in self._get_connector_metadata().requests):
+            os.kill(os.getpid(), signal.SIGSEGV)

@@ -176,13 +176,12 @@ def _extra(text: str | None) -> dict[str, Any] | None:
 
 def died(case: Case, child: ChildRun) -> Report:
     """Report of a child that ended without a result: FAIL once scenarios ran, else UNSUPPORTED."""
-    how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
-    if not child.last.startswith(STARTED):
-        reason = f"{child.last}: the staging process ended with {how}"
-        return Report(case.to_json(), Verdict.UNSUPPORTED, reason)
-    message = f"the engine process ended with {how} during {child.last}"
+    last, how = child.watched.last, child.watched.how
+    if not last.startswith(STARTED):
+        return Report(case.to_json(), Verdict.UNSUPPORTED, f"{last}: the staging process ended with {how}")
+    message = f"the engine process ended with {how} during {last}"
     finding = Finding(
-        "legality", "process_ended", message, child.last.removeprefix(STARTED),
+        "lifecycle", "process_ended", message, last.removeprefix(STARTED),
         next_step="read the end of log.txt; an address outside of any tensor ends a process like this",
     )  # fmt: skip
     return Report(case.to_json(), Verdict.FAIL, message, findings=[finding])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,10 +12,10 @@ from typing import Any
 
 from kvproof import zoo
 from kvproof.engine import connectors
-from kvproof.engine.staging import environment
 from kvproof.faults.model import Control, Fault, Outcome
 from kvproof.findings.case import Case
 from kvproof.findings.text import PROGRESS
+from kvproof.scenarios.children import watch
 
 RESULT = "kvproof fault: "
 """How the child marks a line of JSON that is an outcome or a control."""
@@ -98,22 +95,26 @@ def _child(
         )  # fmt: skip
         (place / "case.json").write_text(case.dumps(), encoding="utf-8")
         names = [f.name() for f in faults]
-        lines, last, code, tail = _watch(case, [str(place / "case.json"), *names], lambda t: progress(f"{model}: {t}"))
+        watched = watch(
+            "kvproof.faults", [str(place / "case.json"), *names], case, lambda text: progress(f"{model}: {text}")
+        )
+    lines = [json.loads(line.removeprefix(RESULT)) for line in watched.lines if line.startswith(RESULT)]
     outcomes = [Outcome(**_tupled(line["outcome"])) for line in lines if "outcome" in line]
     controls = [Control(**line["control"]) for line in lines if "control" in line]
     done = {o.name for o in outcomes}
-    if code == REFUSED:
+    if watched.returncode == REFUSED:
         why = lines[-1]["refused"]
         return [not_applicable(f, f"vLLM does not stage {model} with {connector}: {why}") for f in faults], []
-    if code not in (0, BROKEN):
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    if watched.returncode not in (0, BROKEN):
+        last = watched.last
+        said = [line.strip() for line in watched.lines if line.strip() and not line.startswith((RESULT, PROGRESS))]
         during = last.removeprefix(FAULT) if last.startswith(FAULT) else None
         for fault in faults:
             if fault.name() not in done and (during is None or fault.name() == during):
                 outcomes.append(
                     Outcome(
                         fault.name(), False, fault.oracle, None, fault.stands_for, model=model,
-                        reason=f"the engine process ended with {how} during {last}: {tail}",
+                        reason=f"the engine process ended with {watched.how} during {last}: {said[-1] if said else ''}",
                     )
                 )  # fmt: skip
     return outcomes, controls
@@ -121,34 +122,3 @@ def _child(
 
 def _tupled(outcome: dict[str, Any]) -> dict[str, Any]:
     return outcome | {"public_kind": tuple(outcome["public_kind"])}
-
-
-def _watch(
-    case: Case, arguments: list[str], progress: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], str, int, str]:
-    """(result lines, last progress, exit code, last line of other output) of a child."""
-    child = subprocess.Popen(
-        [sys.executable, "-u", "-m", "kvproof.faults", *arguments],
-        env={**os.environ, **environment(case)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    results, last, tail = [], "start", ""
-    try:
-        for line in child.stdout or ():
-            if line.startswith(RESULT):
-                results.append(json.loads(line.removeprefix(RESULT)))
-            elif line.startswith(PROGRESS):
-                last = line.removeprefix(PROGRESS).strip()
-                progress(last)
-            elif line.strip():
-                tail = line.strip()
-        child.wait()
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-    return results, last, child.returncode, tail

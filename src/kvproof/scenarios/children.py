@@ -1,0 +1,56 @@
+"""Child processes: the environment must be right before Python starts, and a connector may end its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvproof.engine.staging import environment
+from kvproof.findings.case import Case
+from kvproof.findings.text import PROGRESS
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How a child ended: exit code (negative: signal), its last progress, and every line it printed."""
+
+    returncode: int
+    last: str
+    lines: tuple[str, ...]
+
+    @property
+    def how(self) -> str:
+        """The exit code in words."""
+        return f"signal {-self.returncode}" if self.returncode < 0 else f"exit code {self.returncode}"
+
+
+def watch(module: str, arguments: Sequence[str], case: Case, progress: Callable[[str], None]) -> Watched:
+    """Run ``python -m module arguments`` with the environment of ``case``, relay its progress, wait for its end.
+
+    The child is killed when the caller is interrupted.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-u", "-m", module, *arguments],
+        env={**os.environ, **environment(case)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    lines, last = [], "start"
+    try:
+        for line in child.stdout or ():
+            lines.append(line)
+            if line.startswith(PROGRESS):
+                last = line.removeprefix(PROGRESS).strip()
+                progress(last)
+        child.wait()
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    return Watched(child.returncode, last, tuple(lines))
