@@ -37,9 +37,11 @@ def scenarios(harness: Harness, mode: str, tokens: int, unit: int, prompts: Prom
     """(name, what to do) of every scenario of ``mode``; ``tokens`` is the longest prompt, ``unit`` the hit unit."""
     blocks = max(1, tokens // unit)
     if mode == "bulk":
-        for length in dict.fromkeys((blocks * unit, blocks * unit + 1, blocks * unit - 1, tokens)):
+        whole = blocks * unit
+        longer = prompts.fresh(unit // 2 + 3)
+        for length in dict.fromkeys((whole, whole + 1, whole - 1, tokens)):
             if unit < length <= tokens + 1:
-                yield f"bulk/{length}", _repeat(harness, prompts.fresh(length), prompts.fresh(unit // 2 + 3))
+                yield f"bulk/{length}", _repeat(harness, prompts.fresh(length), longer if length == whole else [])
         yield "bulk/local+external", _local_and_external(harness, prompts.fresh(blocks * unit + 5), unit)
     elif mode == "layerwise":
         length = (blocks - 1) * unit + unit // 3 + unit if blocks > 1 else unit + unit // 3
@@ -52,12 +54,13 @@ def scenarios(harness: Harness, mode: str, tokens: int, unit: int, prompts: Prom
 
 
 def _repeat(harness: Harness, prompt: list[int], suffix: list[int]) -> Callable[[], None]:
-    """Compute a prompt, forget it, get it back; then again inside a longer prompt."""
+    """Compute a prompt, forget it, get it back; then, with a ``suffix``, again inside a longer prompt."""
 
     def tell() -> None:
         _one(harness, "cold", prompt)
         _one(harness, "again", prompt)
-        _one(harness, "longer", prompt + suffix)
+        if suffix:
+            _one(harness, "longer", prompt + suffix)
 
     return tell
 
