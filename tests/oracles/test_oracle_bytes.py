@@ -77,7 +77,7 @@ def test_equality_takes_a_block_the_code_found_wrong_for_unequal():
 
 
 def test_equality_has_no_opinion_on_other_moments_and_regions():
-    elsewhere = [observed("after_step", LOADED), observed("read", OPTIONAL), observed("read", CACHED)]
+    elsewhere = [observed("at_rest", LOADED), observed("read", OPTIONAL), observed("read", CACHED)]
     assert equality(LAYOUT, with_observations(*elsewhere))[1] == []
 
 
@@ -130,7 +130,7 @@ def test_placement_without_restored_bytes_is_vacuous_however_much_was_read():
 # ---------------------------------------------------------------------- provenance
 
 
-@pytest.mark.parametrize("moment", ["read", "after_load", "after_step"])
+@pytest.mark.parametrize("moment", ["read", "after_load", "at_rest"])
 def test_provenance_names_the_owner_at_any_moment(moment):
     finding = only(provenance(LAYOUT, with_observations(observed(moment, CACHED))))
     assert (finding.kind, finding.location, finding.origin) == ("foreign_owner", HERE, WHOSE)
@@ -187,7 +187,7 @@ def test_provenance_counts_names_read_and_foreign_places():
     (CACHED, "cached_block_rewritten"), (COMPUTED, "computed_block_changed"), (FOREIGN_BLOCK, "other_block_written"),
     (LOADED, "loaded_block_changed"),
 ])  # fmt: skip
-@pytest.mark.parametrize(("moment", "when"), [("after_load", "by a load"), ("after_step", "by a save or a late load")])
+@pytest.mark.parametrize(("moment", "when"), [("after_load", "by a load"), ("at_rest", "by a save or a late load")])
 def test_footprint_names_what_was_written_and_when(region, kind, moment, when):
     result, (finding,) = footprint(LAYOUT, with_observations(observed(moment, region)))
     assert (result.status, finding.kind, finding.location, finding.bytes_affected) == (Status.FAILED, kind, HERE, 8)
@@ -195,7 +195,7 @@ def test_footprint_names_what_was_written_and_when(region, kind, moment, when):
 
 
 def test_footprint_names_padding_by_layer_and_byte():
-    finding = only(footprint(LAYOUT, with_observations(observed("after_step", PADDING, LOOSE, None))))
+    finding = only(footprint(LAYOUT, with_observations(observed("at_rest", PADDING, LOOSE, None))))
     assert finding.location == Location(1, "layers.1.mamba", "padding", 3, 100)
     assert describe(finding).startswith("group 1 layers.1.mamba padding block 3 byte 100: padding between pages")
 
@@ -215,8 +215,8 @@ def test_footprint_counts_both_moments():
 
 
 @pytest.mark.parametrize(("judged", "status"), [
-    ({}, Status.VACUOUS), ({"read": 9}, Status.VACUOUS), ({"after_step": 0}, Status.VACUOUS),
-    ({"after_load": 9}, Status.PASSED), ({"after_step": 9}, Status.PASSED),
+    ({}, Status.VACUOUS), ({"read": 9}, Status.VACUOUS), ({"at_rest": 0}, Status.VACUOUS),
+    ({"after_load": 9}, Status.PASSED), ({"at_rest": 9}, Status.PASSED),
 ])  # fmt: skip
 def test_footprint_is_vacuous_unless_memory_was_looked_at(judged, status):
     transcript = clean()
@@ -240,7 +240,7 @@ def test_source_footprint_counts_only_its_own_bytes():
 
 
 def test_source_footprint_is_about_reads():
-    assert source_footprint(LAYOUT, with_observations(observed("after_step", FREE, UNCOMPUTED)))[1] == []
+    assert source_footprint(LAYOUT, with_observations(observed("at_rest", FREE, UNCOMPUTED)))[1] == []
 
 
 @pytest.mark.parametrize(("uncomputed", "restored", "status"), [

@@ -34,7 +34,7 @@ from kvproof.oracles.transcript import (
 )  # fmt: skip
 
 REGIONS = (LOADED, OPTIONAL, CACHED, COMPUTED, NULL, PADDING, FREE, FOREIGN_BLOCK)
-MOMENTS = ("after_load", "read", "after_step")
+MOMENTS = ("after_load", "read", "at_rest")
 COUNTED = ("foreign", "zero", "poison_target", "poison_uncomputed", "poison_free", "poison_null")
 
 

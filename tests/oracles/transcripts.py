@@ -59,7 +59,7 @@ def clean() -> Transcript:
         loads=[LOAD], digests=[DIGEST], claims=[SAVE_CLAIM, LOAD_CLAIM], restored_bytes={0: 256, 1: 96},
         saved_bytes={0: 256, 1: 96}, uncomputed_bytes=64, origins_checked=3, names={9: Named("a#1", 9, {0: 1, 1: 3})},
     )  # fmt: skip
-    for moment in ("read", "after_load", "after_step"):
+    for moment in ("read", "after_load", "at_rest"):
         transcript.judge(moment, Judged(512, 4, {0, 1}, {0, 1, 2, 3}))
     return transcript
 

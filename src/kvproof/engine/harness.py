@@ -4,7 +4,7 @@ Around every production step the harness
 
 1. reads the block tables the scheduler just made, poisons newly allocated blocks, and notes what must be loaded;
 2. plays the kernels: before a layer reads its cache it judges what stands there, then writes the new tokens' code;
-3. judges all of memory once the step is over, if the connector touched any.
+3. judges all of memory when the engine is idle, and a block before it is handed out again.
 
 It never asks the connector anything: its lookups and accesses are recorded as claims.
 """
@@ -250,23 +250,25 @@ class Harness:
         return steps
 
     def step(self) -> None:
-        """One production step, then judge all of memory."""
+        """One production step; all of memory is judged when it leaves the engine idle.
+
+        Nothing but a connector writes behind the model's back, and what it wrote stays until the model computes that
+        row or the block is handed out again. Both are judged first, so nothing is lost by waiting for the idle engine.
+        """
         core = self.staged.core
         self.step_number += 1
         self._work = []
-        claims = len(self.transcript.claims)
         _, executed = core.step_fn()
         core.post_step(executed)
         for work in self._work:
             work.tracked.loaded = True
-        # Nothing but a connector writes behind the model's back, and what it did stays visible until it is judged:
-        # at the latest when the engine is idle. Steps without a visible access need no pass over all of memory.
-        if len(self.transcript.claims) > claims or not self.transcript.claims or not core.scheduler.has_requests():
-            self._judge("after_step")
+        if not core.scheduler.has_requests():
+            self._judge("at_rest")
         self._retire()
 
     def abandon(self) -> None:
-        """The engine stopped: keep what was admitted and never finished, it may explain why."""
+        """The engine stopped: judge what it left, keep what was admitted and never finished; it may explain why."""
+        self._judge("at_rest")
         for request in self.tracked.values():
             if request.admitted:
                 self._record_load(request)
@@ -361,7 +363,7 @@ class Harness:
             size = self.groups[group].block_size
             fresh = [(i, b) for i, b in enumerate(table) if self._is_new(tracked, group, i, b)]
             # What somebody wrote into a block must be seen before the poison covers it.
-            self._judge("after_step", [block for _, block in fresh])
+            self._judge("at_rest", [block for _, block in fresh])
             for index, block in fresh:
                 loading = not tracked.loaded and tracked.external > 0
                 in_load = loading and index * size < tracked.local + tracked.external

@@ -17,7 +17,7 @@ from kvproof.oracles.transcript import (
     Transcript,
 )
 
-SOURCE = "all KV memory compared with the ledger, after loads were started and after every step"
+SOURCE = "all KV memory compared with the ledger, after loads were started and when the engine is idle"
 KINDS = {
     NULL: ("null_block_written", "the null block was written; it is read as padding by everybody"),
     PADDING: ("padding_written", "padding between pages was written"),
@@ -37,14 +37,14 @@ def footprint(layout: Layout, transcript: Transcript) -> tuple[OracleResult, lis
         if o.moment == "read" and o.region in (LOADED, OPTIONAL):
             continue  # placement judges these
         kind, what = KINDS[o.region]
-        when = {"after_load": "by a load", "read": "by a load", "after_step": "by a save or a late load"}[o.moment]
+        when = {"after_load": "by a load", "read": "by a load", "at_rest": "by a save or a late load"}[o.moment]
         findings.append(
             finding(
                 layout, transcript, o, "footprint", kind, f"{what} ({when}), {o.mismatch.wrong_bytes} bytes",
                 "check block ids, strides and sizes of the transfers of this step",
             )
         )  # fmt: skip
-    steps = transcript.judged.get("after_step")
+    steps = transcript.judged.get("at_rest")
     loads = transcript.judged.get("after_load")
     nbytes = (steps.bytes if steps else 0) + (loads.bytes if loads else 0)
     seen = steps or loads

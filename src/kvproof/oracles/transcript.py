@@ -39,8 +39,9 @@ class Load:
 class Observation:
     """A mismatch between memory and ledger, and where it was seen.
 
-    ``moment``: ``after_load`` (loads of this step were started, nothing computed yet), ``read`` (a layer is about to
-    read its cache), ``after_step``. ``region`` says what the place is to ``request``.
+    ``moment``: ``after_load`` (synchronous loads of this step were started, nothing computed yet), ``read`` (a layer is
+    about to read its cache), ``at_rest`` (the engine is idle, or a block is about to be handed out again). ``region``
+    says what the place is to ``request``.
     """
 
     scenario: str

@@ -9,7 +9,7 @@ from kvproof.layout import Layout
 from kvproof.oracles.transcript import Observation, Transcript
 
 MAX_MAPS = 6
-STRAY_MOMENTS = ("after_load", "after_step")
+STRAY_MOMENTS = ("after_load", "at_rest")
 Run = tuple[int, int, str]
 
 
