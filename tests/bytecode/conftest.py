@@ -5,10 +5,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hypothesis import settings
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "layout"))
-
-# A loaded machine may stop any single example for longer than any deadline.
-settings.register_profile("kvproof", deadline=None)
-settings.load_profile("kvproof")
