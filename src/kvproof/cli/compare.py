@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DISAGREE_EXIT_CODE = 1
+SHOWN = 240
+"""Characters of a first difference shown in the table."""
 _STYLE = {EQUAL: "green", DIFFERENT: "bold red", MISSING: "yellow"}
 
 
@@ -70,4 +73,7 @@ def _print(comparison: Comparison, console: Console) -> None:
 def _note(criterion: Criterion) -> str:
     if criterion.missing_in:
         return f"missing in {' and '.join(criterion.missing_in)}: nothing was compared"
-    return criterion.difference or f"{criterion.proves}; not {criterion.does_not_prove}"
+    if not criterion.difference:
+        return f"{criterion.proves}; not {criterion.does_not_prove}"
+    # A line of a log can be pages long; --json has all of it.
+    return textwrap.shorten(criterion.difference, SHOWN, placeholder=" …")

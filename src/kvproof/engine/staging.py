@@ -33,6 +33,10 @@ STEPS = {
 """Function on the stack -> step named to the user; the innermost match wins."""
 
 
+REASON = 400
+"""Characters of an original error that a verdict repeats."""
+
+
 class StagingError(RuntimeError):
     """A production step refused or failed. ``step`` names it, the message is the original error."""
 
@@ -46,10 +50,14 @@ class UnknownConnectorError(ValueError):
 
 
 def _first_words(message: str) -> str:
-    """The line of an error that says what is wrong: pydantic puts a headline and a field name above it."""
+    """The line of an error that says what is wrong: pydantic puts a headline above it and its own words behind it.
+
+    At most ``REASON`` characters, since some errors list every model there is; log.txt has all of it.
+    """
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     said = [line.removeprefix("Value error, ") for line in lines if line.startswith("Value error, ")]
-    return (said or lines or ["(no message)"])[0]
+    words = (said or lines or ["(no message)"])[0].partition(" [type=")[0]
+    return words if len(words) <= REASON else words[:REASON] + " …"
 
 
 @dataclass
