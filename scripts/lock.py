@@ -55,7 +55,10 @@ def closure(direct: list[Requirement], installed: dict[str, Distribution]) -> se
 
 def render() -> str:
     """The text of the lock for the environment this runs in."""
-    installed: dict[str, Distribution] = {canonicalize_name(dist.metadata["Name"]): dist for dist in distributions()}
+    installed: dict[str, Distribution] = {}
+    for dist in distributions():
+        # The first one counts, as it does for import: setuptools appends a folder of its own copies to the path.
+        installed.setdefault(canonicalize_name(dist.metadata["Name"]), dist)
     lines, direct, by_hand = [], [], set()
     for line in SOURCE.read_text().splitlines()[2:]:  # after the note to whoever edits it
         req = requirement(line)

@@ -21,6 +21,7 @@ from kvproof.faults.run import BROKEN, REFUSED, RESULT, Proof, not_applicable
 from kvproof.findings.case import Case
 from kvproof.findings.model import Finding, Location
 from kvproof.findings.text import PROGRESS
+from kvproof.scenarios import children
 
 PLACE = Place(1, "layer.3", "V", 7, 130)
 HERE = Location(1, "layer.3", "V", 7, 130, row=0, request="story/again#2")
@@ -139,8 +140,8 @@ def child(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     def popen(command: list[str], **options: object) -> object:
         return production([sys.executable, "-c", script, *command[command.index("kvproof.faults") + 1 :]], **options)
 
-    production = run.subprocess.Popen
-    monkeypatch.setattr(run.subprocess, "Popen", popen)
+    production = children.subprocess.Popen
+    monkeypatch.setattr(children.subprocess, "Popen", popen)
 
 
 def line(kind: str, data: object) -> str:

@@ -11,7 +11,6 @@ It never asks the connector anything: its lookups and accesses are recorded as c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from kvproof.bytecode.code import optional
 from kvproof.engine import coded_model
 from kvproof.engine.claims import Access, AddressMap, CopyRecorder, TorchRecorder
 from kvproof.engine.connectors import Profile
+from kvproof.engine.sequences import common_prefix, scattered
 from kvproof.engine.staging import Staged
 from kvproof.layout import Group, Resource
 from kvproof.oracles import transcript as t
@@ -236,7 +236,7 @@ class Harness:
         for other in self.tracked.values():
             if other is not mine and other.request_id in alive:
                 known.append(other.prompt[: alive[other.request_id].num_computed_tokens])
-        return max((_common_prefix(k, mine.prompt) for k in known), default=0)
+        return max((common_prefix(k, mine.prompt) for k in known), default=0)
 
     def run(self) -> int:
         """Step until the scheduler has nothing left; the number of steps taken."""
@@ -290,8 +290,8 @@ class Harness:
         pool = self.staged.core.scheduler.kv_cache_manager.block_pool
         blocks = {b.block_id: b for b in pool.free_block_queue.get_all_free_blocks()}
         last = last or set()
-        order = _scattered(sorted(set(blocks) - last), self.rng)
-        order += _scattered(sorted(set(blocks) & last), self.rng)
+        order = scattered(sorted(set(blocks) - last), self.rng)
+        order += scattered(sorted(set(blocks) & last), self.rng)
         pool.free_block_queue = FreeKVCacheBlockQueue([blocks[b] for b in order])
 
     def _retire(self) -> None:
@@ -603,23 +603,3 @@ class Harness:
                     if index < len(table):
                         blocks[group] = table[index]
         return t.Named(named.request, named.token, blocks)
-
-
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    """Length in tokens of the longest common prefix."""
-    n = min(len(a), len(b))
-    differs = np.flatnonzero(np.array(a[:n]) != np.array(b[:n]))
-    return int(differs[0]) if differs.size else n
-
-
-def _scattered(blocks: list[int], rng: np.random.Generator) -> list[int]:
-    """A seeded order of the sorted ids ``blocks`` in which no two neighbours follow each other.
-
-    Steps of a size coprime to their number visit every place once; a step of 2 or more never meets a neighbour.
-    """
-    n = len(blocks)
-    steps = [k for k in range(max(2, n // 5), n - max(1, n // 5)) if math.gcd(k, n) == 1]
-    if not steps:
-        return blocks[::-1]
-    step, start = int(rng.choice(steps)), int(rng.integers(n))
-    return [blocks[(start + i * step) % n] for i in range(n)]
