@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, 2 for refused input, 3 where vLLM cannot stage the model."""
+    """0, 1 where block ids share bytes, 2 for refused input, 3 where vLLM cannot stage the model."""
     with tempfile.TemporaryDirectory(prefix="kvproof-") as directory:
         workdir = Path(directory)
         (workdir / "store").mkdir()
@@ -50,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"schema": "kvproof.layout/1", **report.layout}, indent=1))
     else:
         render(Layout.from_json(report.layout), args.model, Console())
-    return 0
+    if report.verdict is Verdict.FAIL:
+        print(f"kvproof layout: {report.reason}", file=sys.stderr)
+    return report.verdict.exit_code
 
 
 def render(layout: Layout, title: str, console: Console) -> None:

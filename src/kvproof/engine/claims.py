@@ -119,7 +119,14 @@ class CopyRecorder:
             past_end = mine & self._leaves_storage(batch.targets if write else batch.sources, batch.sizes)
             keep &= ~past_end
         lost = ~source_in & ~target_in
-        if lost.any() and self._near(batch, lost):
+        if lost.any():
+            # Neither end is KV memory, though one was meant to be: counted and not executed.
+            self._report(
+                Access(
+                    True, "copy", int(lost.sum()), int(batch.sizes[lost].sum()), set(), int(lost.sum()), 0,
+                    f"address {int(batch.targets[lost][0]):#x} is in no KV storage",
+                )
+            )  # fmt: skip
             keep &= ~lost
         return CopyBatch(batch.sources[keep], batch.targets[keep], batch.sizes[keep])
 
@@ -139,12 +146,6 @@ class CopyRecorder:
             here = (addresses.astype(np.int64) >= base) & (addresses.astype(np.int64) < base + size)
             leaves |= here & (ends > base + size)
         return leaves
-
-    def _near(self, batch: CopyBatch, lost: Any) -> bool:
-        """A copy between two places neither of which is KV memory: report it, it was meant for KV memory."""
-        self._report(Access(True, "copy", int(lost.sum()), int(batch.sizes[lost].sum()), set(), int(lost.sum()), 0,
-                            f"address {int(batch.targets[lost][0]):#x} is in no KV storage"))  # fmt: skip
-        return True
 
 
 class TorchRecorder(TorchDispatchMode):

@@ -77,6 +77,12 @@ MODEL_SUBSTITUTIONS = (
         "any order of free blocks can occur in production; sizes and strides are untouched",
     ),
     Substitution(
+        "Scheduler.max_num_scheduled_tokens (layerwise mode)",
+        "E",
+        "the token budget of a step is lowered while the engine runs, so that prompts are cut inside blocks",
+        "a budget of the scheduler, read anew in every step; the layout was fixed before",
+    ),
+    Substitution(
         "Executor.determine_available_memory -> num_gpu_blocks_override",
         "P",
         "the number of blocks is chosen for the scenarios instead of profiled",

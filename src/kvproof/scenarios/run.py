@@ -12,22 +12,21 @@ from typing import Any
 
 from kvproof.findings.case import DEFAULT_TOKENS, Case
 from kvproof.findings.model import (
+    Finding,
     GroupPolicy,
-    OracleResult,
     Report,
     ScenarioSummary,
-    Status,
     Verdict,
 )
 from kvproof.findings.verdict import decide
 from kvproof.layout import Layout
 from kvproof.oracles import registry
+from kvproof.oracles.layout_sound import layout_sound
 from kvproof.oracles.transcript import Transcript
 from kvproof.scenarios.bytemaps import byte_maps
 from kvproof.scenarios.modes import Prompts, scenarios
 
 BYTE_MODES = ("bulk", "layerwise", "async")
-LAYOUT_SOURCE = "vLLM's placement (KVCacheTensor) against the runner's own views, every layer"
 DECLARED = {
     "all": "every token of the hit",
     "window": "the last {window} tokens of the hit; older blocks are null",
@@ -81,13 +80,17 @@ def _judge_staged(case: Case, staged: Any, progress: Callable[[str], None]) -> R
     layout: Layout = staged.memory.layout
     modes = [m for m in case.modes if m in BYTE_MODES]
     tokens = _tokens(case, staged, modes)
-    oracles = [_layout_oracle(layout)]
+    sound, overlaps = layout_sound(layout)
+    oracles = [sound]
     report = Report({**case.to_json(), "tokens": tokens}, Verdict.FAIL, "not judged")
     report.layout, report.versions = layout.to_json(), staged.versions
     report.substitutions = list(staged.substitutions)
     records: list[dict[str, Any]] = []
     expected = ["layout"]
     transcript = Transcript()
+    if overlaps:
+        # Bytes of two blocks at once cannot be judged; the layout itself is the finding.
+        report.findings, modes = overlaps, []
     if modes:
         transcript, report.scenarios = _tell(case, staged, modes, tokens, progress)
         progress("judging")
@@ -100,7 +103,7 @@ def _judge_staged(case: Case, staged: Any, progress: Callable[[str], None]) -> R
     report.groups = _policies(layout, transcript)
     report.oracles = oracles
     report.verdict, report.reason = decide(oracles, report.findings, expected)
-    if modes and not staged.prefix_caching and _only_lacks_hits(transcript):
+    if modes and not staged.prefix_caching and _only_lacks_hits(report.findings, transcript):
         report.verdict, report.findings = Verdict.UNSUPPORTED, []
         report.reason = (
             "no hit is possible: vLLM switched prefix caching off for this model on this platform, and the connector "
@@ -170,16 +173,9 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno}, {frame.name})"
 
 
-def _only_lacks_hits(transcript: Transcript) -> bool:
-    """Nothing went wrong but that no request was hit."""
-    return not transcript.errors and not transcript.observations and not any(r.external for r in transcript.loads)
-
-
-def _layout_oracle(layout: Layout) -> OracleResult:
-    return OracleResult(
-        "layout", Status.PASSED, LAYOUT_SOURCE, sum(s.nbytes for s in layout.storages), layout.num_blocks,
-        len(layout.resources), len(layout.groups),
-    )  # fmt: skip
+def _only_lacks_hits(findings: list[Finding], transcript: Transcript) -> bool:
+    """No request was hit, and no finding says more than that."""
+    return not any(r.external for r in transcript.loads) and {f.oracle for f in findings} <= {"hit_length", "inventory"}
 
 
 def _policies(layout: Layout, transcript: Transcript) -> list[GroupPolicy]:
