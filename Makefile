@@ -7,12 +7,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ENV := $(VENV)/.kvproof-env
 PYTEST_ARGS ?=
-PURE := tests/layout tests/bytecode tests/findings tests/oracles
+PURE := tests/layout tests/bytecode tests/findings tests/oracles tests/trace/rules
 
 export VENV
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help env demo test test-pure lint bench faults clean
+.PHONY: help env demo test test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,9 +39,18 @@ lint: env ## ruff, mypy, import contracts
 bench: env ## benchmarks, as ratios measured in one process
 	$(BIN)/python benchmarks/run.py
 
+bench-trace: env ## what kv_trace costs a decoding step, on and off in one engine
+	$(BIN)/python benchmarks/trace.py
+
+acceptance-trace: env ## kv_trace in a real `vllm serve`, asked over HTTP; writes acceptance-trace/report.md
+	$(BIN)/python scripts/acceptance_trace.py
+
+faults-trace: env ## plant a fault for every rule of kv_trace in a running engine, show which rule catches it
+	$(BIN)/kvproof faults --trace
+
 faults: env ## plant every fault of the catalogue, show which oracle catches it
 	$(BIN)/kvproof faults
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) build dist demo-evidence evidence bench-results .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist demo-evidence evidence bench-results acceptance-trace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from kvproof import __version__
-from kvproof.cli import check, compare, doctor, faults, layout, zoo
+from kvproof.cli import check, compare, doctor, faults, layout, trace, zoo
 
-COMMANDS = (check, layout, faults, compare, zoo, doctor)
+COMMANDS = (check, layout, faults, compare, trace, zoo, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

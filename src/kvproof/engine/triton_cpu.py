@@ -21,3 +21,21 @@ def register() -> None:
 
     registry: dict[str, Any] = backends
     registry.setdefault("cpu", SimpleNamespace(driver=_Driver, compiler=None))
+    _take_masks_of_integers()
+
+
+def _take_masks_of_integers() -> None:
+    """Let the interpreter load and store under an integer mask, as compiled code does; vLLM's n-gram kernel has one."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    for name, at in (("create_masked_load", 1), ("create_masked_store", 2)):
+        native = getattr(InterpreterBuilder, name)
+        if getattr(native, "_kvproof", False):
+            continue
+
+        def masked(self: Any, *args: Any, _native: Any = native, _at: int = at, **kwargs: Any) -> Any:
+            args[_at].data = args[_at].data.astype(bool, copy=False)
+            return _native(self, *args, **kwargs)
+
+        masked._kvproof = True  # type: ignore[attr-defined]
+        setattr(InterpreterBuilder, name, masked)

@@ -271,7 +271,7 @@ def install() -> tuple[Substitution, ...]:
     for module in (torch.cuda, torch.cpu):
         module.Stream = HostStream  # type: ignore[misc, assignment]
         module.current_stream = _current_stream  # type: ignore[assignment]
-        module.stream = lambda stream: stream  # type: ignore[assignment]
+        module.stream = contextlib.nullcontext  # type: ignore[assignment]
     ops.swap_blocks_batch = _swap_blocks_batch
     cuda_mem_ops._batch_memcpy = (_batch_memcpy, 0)
     copy_backend.DmaCopyBackend.launch_copy = _launch_copy  # type: ignore[method-assign]

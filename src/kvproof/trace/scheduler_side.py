@@ -1,0 +1,476 @@
+"""The guard beside the scheduler: what it binds, what its pool hands out, what its connector says, what comes back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvproof.trace import native
+from kvproof.trace.declare import Declarer, as_blocks, digest
+from kvproof.trace.fast import result_in_order, schedule_in_order
+from kvproof.trace.guard import ATTRIBUTE, Guard, standing_aside
+from kvproof.trace.options import Options
+from kvproof.trace.pool import PoolBook
+from kvproof.trace.records import (
+    LoadTarget,
+    Match,
+    Metadata,
+    PoolChange,
+    PoolState,
+    Result,
+    Schedule,
+    Transfers,
+)
+from kvproof.trace.rules.catalogue import RULES
+
+RECORDS = (Schedule, Match, LoadTarget, Metadata, Transfers, Result, PoolChange, PoolState)
+SIDE = tuple(name for name, rule in RULES.items() if rule.record in RECORDS)
+"""Rules judged on this side; Metadata is judged on both."""
+
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Awaited:
+    """A scheduled step whose result has not come back."""
+
+    step: int
+    schedule: Schedule
+    partial: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class SchedulerGuard(Guard):
+    """Wraps one scheduler, its block pools and its connector, on these objects only."""
+
+    def __init__(self, scheduler: Any, options: Options):
+        super().__init__(options, "scheduler", native.engine_id(scheduler.vllm_config), 0)
+        self.scheduler = scheduler
+        self._sequence = 0
+        self._awaited: deque[Awaited] = deque()
+        self._loading: dict[str, list[int]] = {}
+        self._sending: dict[str, list[int]] = {}
+        self._finished_sending: set[str] = set()
+        self._finished_recving: set[str] = set()
+        self._matches: dict[str, tuple[int, bool]] = {}
+        self.freeing: str | None = None
+        self.allocating: str | None = None
+        self.in_connector = False
+
+        managers = native.managers_of(scheduler)
+        pools = [m.block_pool for m in managers]
+        self.managers = managers
+        self.groups = native.groups_of(
+            scheduler.kv_cache_config, [int(m.block_size) for m in managers] or None, pools or None
+        )
+        self.declarer = Declarer(self.groups, native.budget_of(scheduler))
+        self.books = [PoolBook(pool, self) for pool in dict.fromkeys(pools)]
+        book_of = {id(book.pool): book for book in self.books}
+        self._book_of_group = [book_of[id(pool)] for pool in pools]
+        if not managers:
+            self._skip(("bind_block_not_referenced", "used_after_release"), "the block managers cannot be seen")
+            self._skip([n for n, r in RULES.items() if r.family == "lifecycle"], "the block managers cannot be seen")
+        connector = getattr(scheduler, "connector", None)
+        if connector is None:
+            self._skip(
+                [n for n, r in RULES.items() if r.family == "connector" and n != "connector_metadata_mismatch"],
+                "no KV connector",
+            )
+        if not any(getattr(book.pool, "enable_kv_cache_events", False) for book in self.books):
+            self._skip(["events_disagree_with_pool"], "KV cache events are off")
+        self._attach()
+        config = scheduler.vllm_config
+        self.start(
+            SIDE,
+            self.groups,
+            native.parallel_of(config),
+            scheduler=type(scheduler).__name__,
+            connector=None if connector is None else type(connector).__name__,
+            async_scheduling=bool(getattr(config.scheduler_config, "async_scheduling", False)),
+        )
+
+    def _skip(self, names: Sequence[str], reason: str) -> None:
+        for name in names:
+            self.skipped.setdefault(name, reason)
+
+    def _attach(self) -> None:
+        scheduler = self.scheduler
+        self.wrap(scheduler, "schedule", before=self._before_schedule, after=self._after_schedule)
+        self.wrap(scheduler, "update_from_output", before=self._before_update, after=self._after_update)
+        self.wrap(scheduler, "reset_prefix_cache", after=self._after_reset)
+        manager = getattr(scheduler, "kv_cache_manager", None)
+        if manager is not None:
+            self._name_request(manager, "allocate_slots", "allocating")
+            self._name_request(manager, "free", "freeing")
+            self._name_request(manager, "pop_blocks_for_free", "freeing")
+        connector = getattr(scheduler, "connector", None)
+        if connector is not None:
+            self._wrap_connector(connector)
+
+    def _name_request(self, owner: Any, name: str, attribute: str) -> None:
+        """While ``owner.name(request, …)`` runs, ``self.<attribute>`` is that request's id."""
+        call = getattr(owner, name, None)
+        if not callable(call):
+            return
+
+        def named(request: Any, *args: Any, **kwargs: Any) -> Any:
+            outer = getattr(self, attribute)
+            setattr(self, attribute, getattr(request, "request_id", None))
+            try:
+                return call(request, *args, **kwargs)
+            finally:
+                setattr(self, attribute, outer)
+
+        setattr(owner, name, named)
+
+    # -- schedule ---------------------------------------------------------------------------------------------------
+
+    def _before_schedule(self, *_: Any, **__: Any) -> None:
+        self.step = self._sequence + 1
+
+    @standing_aside
+    def _after_schedule(self, output: Any, *_: Any, **__: Any) -> None:
+        self._sequence += 1
+        self.step = self._sequence
+        schedule = self.declarer.read(output, self.step)
+        whole = self.due()
+        if self.books:
+            self._count_references(schedule, whole)
+        sent = digest(schedule)
+        metadata = getattr(output, "kv_connector_metadata", None)
+        metadata_name = None if metadata is None else type(metadata).__name__
+        setattr(output, ATTRIBUTE, (self.engine, self.step, sent, metadata_name, self._take_allocated()))
+        self._awaited.append(Awaited(self.step, schedule, self._partial(schedule)))
+        if self.sink.wants("kv.bind"):
+            self.sink.emit(self._bind_event(schedule, output, sent))
+        if not whole and schedule_in_order(schedule):
+            self.judge.pass_fast(schedule)
+        else:
+            self.examine(schedule)
+        connector = getattr(self.scheduler, "connector", None)
+        if connector is not None or metadata is not None:
+            self.examine(Metadata(connector is not None, metadata_name))
+
+    def _take_allocated(self) -> list[tuple[int, list[int]]]:
+        """Content mode: [(group, block ids)] handed out since the last step; what they hold is unknown until written."""
+        if not self.options.content:
+            return []
+        taken = {id(book): book.take_allocated() for book in self.books}
+        return [
+            (group.index, taken[id(book)])
+            for group, book in zip(self.groups, self._book_of_group, strict=True)
+            if taken[id(book)]
+        ]
+
+    def _count_references(self, schedule: Schedule, whole: bool) -> None:
+        """The books' counts for every cell that is written; the pool's own where blocks are new, or on a full check."""
+        cells = schedule.write
+        held = np.ones(len(cells), np.int64)
+        asked = whole or len(schedule.appended) > 0
+        references = np.ones(len(cells), np.int64) if asked else None
+        for group, book in zip(self.groups, self._book_of_group, strict=True):
+            if not group.slotted:
+                continue
+            mine = cells.group == group.index if len(self.groups) > 1 else slice(None)
+            blocks = cells.block[mine]
+            inside = (blocks > 0) & (blocks < group.num_blocks)
+            safe = np.where(inside, blocks, 0)
+            held[mine] = np.where(inside, book.references[safe], 1)
+            if references is not None:
+                native_blocks = book.pool.blocks
+                counts = np.fromiter((native_blocks[b].ref_cnt for b in safe.tolist()), np.int64, len(safe))
+                references[mine] = np.where(inside, counts, 1)
+        schedule.held, schedule.references = held, references
+
+    @staticmethod
+    def _partial(schedule: Schedule) -> Any:
+        """Which requests end this step inside their prompt."""
+        known = schedule.rows >= 0
+        return known & (schedule.end < schedule.shadow.target[schedule.rows])
+
+    def _bind_event(self, schedule: Schedule, output: Any, sent: int) -> dict[str, Any]:
+        event = self.event(
+            "kv.bind",
+            requests=schedule.ids,
+            tokens=schedule.tokens,
+            start=schedule.start,
+            total=schedule.total,
+            budget=schedule.budget,
+            new=schedule.new,
+            resumed=schedule.resumed,
+            finished=schedule.finished,
+            preempted=schedule.preempted,
+            blocks=_by_row(schedule),
+            digest=sent,
+        )
+        if schedule.drafts.any():
+            event["drafts"] = schedule.drafts
+        if len(schedule.zero):
+            event["zero"] = schedule.zero
+        if len(schedule.copies):
+            event["copies"] = schedule.copies
+        if self.options.redact == "none" and schedule.new:
+            event["prompt_token_ids"] = {n.req_id: list(n.prompt_token_ids or ()) for n in output.scheduled_new_reqs}
+        return event
+
+    # -- results ----------------------------------------------------------------------------------------------------
+
+    @standing_aside
+    def _before_update(self, output: Any, result: Any, *_: Any, **__: Any) -> None:
+        mark = getattr(output, ATTRIBUTE, None)
+        self.step = mark[1] if mark else None
+        oldest = self._awaited[0].step if self._awaited else None
+        answered = next((a for a in self._awaited if self.step is not None and a.step == self.step), None)
+        self._note_transfers(getattr(result, "kv_connector_output", None))
+        if answered is None:
+            return
+        self._awaited.remove(answered)
+        schedule = answered.schedule
+        reported = list(result.req_ids)
+        sampled = result.sampled_token_ids
+        counts = None
+        if getattr(result, "pooler_output", None) is None and (sampled or not schedule.total):
+            counts = np.fromiter(map(len, sampled), np.int64, len(sampled))
+        if self.sink.wants("boundary") and schedule.total:
+            self._result_event(reported, counts, sampled)
+        per_step = int(getattr(self.scheduler, "num_sampled_tokens_per_step", 1) or 0)
+        if result_in_order(schedule, answered.partial, reported, result.req_id_to_index, counts, per_step) and (
+            oldest == self.step
+        ):
+            self.judge.fast["Result"] += 1
+            return
+        requests = self.scheduler.requests
+        self.examine(
+            Result(
+                step=answered.step,
+                awaited=oldest,
+                scheduled={
+                    name: (int(t), int(d), bool(p))
+                    for name, t, d, p in zip(
+                        schedule.ids, schedule.tokens, schedule.drafts, answered.partial, strict=True
+                    )
+                },
+                reported=reported,
+                index=result.req_id_to_index,
+                counts=counts,
+                known=frozenset(
+                    n for n in schedule.ids if n in requests and not requests[n].is_finished()
+                ),
+                sampled_per_step=per_step,
+            )
+        )
+
+    def _result_event(self, reported: list[str], counts: Any, sampled: Any) -> None:
+        event = self.event("boundary", kind="result", requests=reported)
+        if counts is not None:
+            event["sampled"] = counts
+        if self.options.redact == "none" and sampled:
+            event["token_ids"] = [list(tokens) for tokens in sampled]
+        self.sink.emit(event)
+
+    @standing_aside
+    def _after_update(self, _: Any, output: Any, result: Any, *__: Any, **___: Any) -> None:
+        report = getattr(result, "kv_connector_output", None)
+        if report is not None:
+            self._judge_transfers(report)
+        requests = self.scheduler.requests
+        if self.managers and (not requests or self._steps_seen % self.options.full_check_every == 0):
+            self._judge_pools(idle=not requests and not self._busy())
+        self.step = None
+
+    def _busy(self) -> bool:
+        return bool(self._awaited or self._loading or self._sending or getattr(self.scheduler, "deferred_frees", None))
+
+    def _judge_pools(self, *, idle: bool) -> None:
+        requests = self.scheduler.requests
+        for book in self.books:
+            leftover: dict[str, int] = {}
+            for manager in self.managers:
+                if manager.block_pool is book.pool:
+                    for name, blocks in manager.req_to_blocks.items():
+                        held = sum(not block.is_null for block in blocks)
+                        if held and name not in requests:
+                            leftover[name] = leftover.get(name, 0) + held
+            by_events, in_pool = book.cached()
+            state = PoolState(
+                idle=idle,
+                free=int(book.pool.get_num_free_blocks()),
+                total=int(book.pool.num_gpu_blocks),
+                kept=book.kept(),
+                leftover=leftover,
+                cached_by_events=by_events,
+                cached_in_pool=in_pool,
+                missing_in_pool=None if by_events is None else 0,
+            )
+            self.examine(state)
+
+    @standing_aside
+    def _after_reset(self, result: Any, *_: Any, **__: Any) -> None:
+        self.emit("boundary", kind="reset", requests=sorted(self.scheduler.requests))
+
+    # -- connector --------------------------------------------------------------------------------------------------
+
+    def _wrap_connector(self, connector: Any) -> None:
+        for name, after in (
+            ("get_num_new_matched_tokens", self._matched),
+            ("update_state_after_alloc", self._load_target),
+            ("request_finished", self._connector_finished),
+            ("request_finished_all_groups", self._connector_finished),
+            ("build_connector_meta", None),
+            ("update_connector_output", None),
+            ("has_pending_push_work", None),
+        ):
+            call = getattr(connector, name, None)
+            if callable(call):
+                setattr(connector, name, self._inside_connector(connector, name, call, after))
+
+    def _inside_connector(self, connector: Any, name: str, call: Any, after: Any) -> Any:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self._connector_call():
+                try:
+                    result = call(*args, **kwargs)
+                except Exception as error:
+                    self.native(f"{type(connector).__name__}.{name}", error)
+                    raise
+            if after is not None:
+                after(result, *args, **kwargs)
+            return result
+
+        return inside
+
+    @contextmanager
+    def _connector_call(self) -> Iterator[None]:
+        outer, self.in_connector = self.in_connector, True
+        try:
+            yield
+        finally:
+            self.in_connector = outer
+
+    @standing_aside
+    def _matched(self, answer: Any, request: Any, local: int = 0, *_: Any, **__: Any) -> None:
+        matched, is_async = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+        self._matches[request.request_id] = (int(local), bool(is_async))
+        self.emit(
+            "boundary",
+            kind="match",
+            request=request.request_id,
+            matched=matched,
+            is_async=bool(is_async),
+            local=local,
+            total=request.num_tokens,
+        )
+        self.examine(Match(request.request_id, matched, is_async, int(local), int(request.num_tokens)))
+
+    @standing_aside
+    def _load_target(self, _: Any, request: Any, blocks: Any, external: int = 0, *__: Any, **___: Any) -> None:
+        name = request.request_id
+        local, is_async = self._matches.pop(name, (0, False))
+        if not external:
+            return
+        targets = [list(ids) for ids in blocks.get_block_ids()]
+        if is_async:
+            self._loading[name] = [b for ids in targets for b in ids if b]
+            self._finished_recving.discard(name)
+        self.emit(
+            "boundary", kind="load_target", request=name, local=local, external=external, blocks=targets,
+            is_async=is_async,
+        )  # fmt: skip
+        bound = [list(ids) for ids in self.scheduler.kv_cache_manager.get_block_ids(name)]
+        self.examine(LoadTarget(name, targets, bound, int(external), local, self.groups))
+
+    @standing_aside
+    def _connector_finished(self, answer: Any, request: Any, blocks: Any = (), *_: Any, **__: Any) -> None:
+        delayed = bool(answer[0]) if isinstance(answer, tuple) and answer else bool(answer)
+        name = request.request_id
+        if delayed:
+            flat = [b for ids in blocks for b in ids] if blocks and not isinstance(blocks[0], int) else list(blocks)
+            self._sending[name] = [b for b in flat if b]
+            self._finished_sending.discard(name)
+        self.emit("boundary", kind="finished", request=name, delayed=delayed)
+
+    def _note_transfers(self, report: Any) -> None:
+        """Close the books of reported transfers before the scheduler acts: it may free their blocks at once."""
+        if report is None:
+            self._repeated = (_NONE, _NONE)
+            return
+        sent = frozenset(report.finished_sending or ())
+        received = frozenset(report.finished_recving or ())
+        self._bound = self._bound_blocks() if getattr(report, "invalid_block_ids", None) else None
+        self._repeated = (sent & self._finished_sending, received & self._finished_recving)
+        self._known = frozenset(self.scheduler.requests)
+        self._finished_sending |= sent
+        self._finished_recving |= received
+        for name in sent:
+            self._sending.pop(name, None)
+        for name in received:
+            self._loading.pop(name, None)
+
+    def _bound_blocks(self) -> frozenset[int] | None:
+        """Every block bound to a request before the scheduler acts on a failed load, which may free them."""
+        if not self.managers:
+            return None
+        return frozenset(b.block_id for m in self.managers for blocks in m.req_to_blocks.values() for b in blocks)
+
+    def _judge_transfers(self, report: Any) -> None:
+        sending, recving = report.finished_sending or (), report.finished_recving or ()
+        failed = getattr(report, "failed_recving", None) or ()
+        invalid = getattr(report, "invalid_block_ids", None) or ()
+        if not (sending or recving or failed or invalid):
+            return
+        requests = self.scheduler.requests
+        self.emit(
+            "boundary", kind="transfers", finished_sending=sorted(sending), finished_recving=sorted(recving),
+            failed_recving=sorted(failed), invalid_blocks=sorted(invalid),
+        )  # fmt: skip
+        pool_size = min((int(book.pool.num_gpu_blocks) for book in self.books), default=0)
+        self.examine(
+            Transfers(
+                finished_sending=sorted(sending),
+                finished_recving=sorted(recving),
+                failed_recving=sorted(failed),
+                invalid_blocks=as_blocks(sorted(invalid)),
+                known=self._known,
+                repeated_sending=self._repeated[0],
+                repeated_recving=self._repeated[1],
+                computed={
+                    name: int(requests[name].num_computed_tokens)
+                    for name in failed
+                    if name in requests and not requests[name].is_finished()
+                },
+                num_blocks=pool_size,
+                bound=self._bound,
+            )
+        )
+        gone = (self._finished_sending | self._finished_recving) - frozenset(requests)
+        self._finished_sending -= gone
+        self._finished_recving -= gone
+
+    def transfers_open(self, block: int) -> str | None:
+        """The request with an open transfer into or out of ``block``."""
+        for books in (self._loading, self._sending):
+            for name, blocks in books.items():
+                if block in blocks:
+                    return name
+        return None
+
+    @property
+    def any_transfer_open(self) -> bool:
+        """Whether any transfer is open."""
+        return bool(self._loading or self._sending)
+
+
+def _by_row(schedule: Schedule) -> list[list[Any]]:
+    """[[request index, group, first column, [block ids]]] of the step's appended cells."""
+    cells = schedule.appended
+    if not len(cells):
+        return []
+    breaks = np.flatnonzero((np.diff(cells.who) != 0) | (np.diff(cells.group) != 0)) + 1
+    starts = np.concatenate([[0], breaks])
+    return [
+        [int(cells.who[a]), int(cells.group[a]), int(cells.column[a]), part.tolist()]
+        for a, part in zip(starts.tolist(), np.split(cells.block, breaks), strict=True)
+    ]
