@@ -46,6 +46,7 @@ class Copies:
         self._waiting: list[tuple[str, Any]] = []
         self._here: dict[str, Ints] = {}
         self._event: Any = None
+        self._arrived = False
 
     def take(self, name: str, tensor: Any, count: int | None = None) -> None:
         """Keep the first ``count`` rows of ``tensor`` (all of it: None) under ``name``; None is not kept."""
@@ -57,6 +58,11 @@ class Copies:
         else:
             part = tensor if count is None else tensor[:count]
             self._waiting.append((name, part.detach().clone().to("cpu", non_blocking=True)))
+
+    @property
+    def was_device(self) -> bool:
+        """Whether any of it came from a device."""
+        return self._event is not None or self._arrived
 
     @property
     def pending(self) -> bool:
@@ -75,7 +81,7 @@ class Copies:
         """Wait for the copies; no effect when everything is here."""
         if self._event is not None:
             self._event.synchronize()
-            self._event = None
+            self._event, self._arrived = None, True
         for name, tensor in self._waiting:
             self._here[name] = tensor.numpy()
         self._waiting.clear()

@@ -6,7 +6,7 @@ Scheduler and worker each run this on their own copy, so the two shadows must ag
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from kvproof.trace.records import CHUNKED, SLIDING, Cells, Group, Ints, Schedule
 from kvproof.trace.shadow import Shadow
+from kvproof.trace.steady import Beat, Steady
 
 _EMPTY = np.empty(0, np.int64)
 _NO_COPIES = np.empty((0, 2), np.int64)
@@ -32,7 +33,12 @@ def as_blocks(values: Any) -> Ints:
 class Declarer:
     """Reads one scheduler's outputs in order. ``unknown`` are cached ids of the last step that were never declared."""
 
-    def __init__(self, groups: Sequence[Group], budget: int | None):
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        budget: int | None,
+        referenced: Callable[[int, int], bool] | None = None,
+    ):
         self.groups = tuple(groups)
         self.budget = budget
         self.shadow = Shadow([group.num_blocks for group in groups])
@@ -42,10 +48,28 @@ class Declarer:
         the boundary, which the declaration does not show, so rules on written blocks stay silent from then on."""
         self.slack: Ints = _EMPTY
         """Drafts of each scheduled request's step before this one, in the order of the record's ids."""
+        self.steady = Steady(self.groups, self.shadow, budget, referenced)
+        self._stable: list[str] | None = None
         self._windowed = [g for g in groups if g.kind in (SLIDING, CHUNKED)]
+
+    def beat(self, output: Any, step: int) -> Beat | None:
+        """Take one SchedulerOutput as a steady step; None, with nothing taken, when it is not one."""
+        if not self.steady.running:
+            return None
+        beat = self.steady.advance(output, step)
+        if beat is None:
+            self.steady.stop()
+        return beat
+
+    def judged_in_order(self, schedule: Schedule) -> None:
+        """The step just read holds no surprise: from its second like a run of steady steps may begin."""
+        if schedule.ids == self._stable:
+            self.steady.start(schedule)
+        self._stable = schedule.ids if schedule.total == len(schedule.ids) else None
 
     def read(self, output: Any, step: int) -> Schedule:
         """Take one SchedulerOutput into the shadow and return its record."""
+        self.steady.stop()
         shadow = self.shadow
         scheduled = output.num_scheduled_tokens
         ids = list(scheduled)

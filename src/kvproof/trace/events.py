@@ -69,8 +69,8 @@ EVENTS: dict[str, Event] = {
                     "counters",
                     "object",
                     "",
-                    "counts so far: judged and fast (records by type), skipped, failed and violations (by rule), dropped "
-                    "(events), guard_failures (by place)",
+                    "counts so far: judged and fast (records by type), skipped, failed and violations (by rule), "
+                    "dropped (events), guard_failures (by place)",
                 ),
             ),
         ),
@@ -143,7 +143,7 @@ EVENTS: dict[str, Event] = {
                 Field("request", "string", "", "the one request it is about", optional=True),
                 Field("requests", "[string]", "", "the requests it is about", optional=True),
                 Field("matched", "integer | null", "tokens", "match: external tokens", optional=True),
-                Field("is_async", "boolean", "", "match, load_target: load runs beside the forward pass", optional=True),
+                Field("is_async", "boolean", "", "match, load_target: loads beside the forward pass", optional=True),
                 Field("local", "integer", "tokens", "match, load_target: local prefix hit", optional=True),
                 Field("total", "integer", "tokens", "match: length of the request", optional=True),
                 Field("external", "integer", "tokens", "load_target: tokens to be loaded", optional=True),

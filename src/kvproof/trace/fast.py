@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.trace.records import NULL_BLOCK, PAD_SLOT, Ints, Plan, Schedule, Verification
+from kvproof.trace.records import CONTEXT, NULL_BLOCK, PAD_SLOT, Ints, Plan, Schedule, Verification
 
 
 def schedule_in_order(s: Schedule) -> bool:
@@ -24,7 +24,8 @@ def schedule_in_order(s: Schedule) -> bool:
         return not len(s.appended)
     bad = (s.start > s.previous_end) & (s.previous_end >= 0)
     bad |= s.drafts >= s.tokens
-    bad |= (s.tokens <= 0) | (s.start < 0) | (s.rows < 0)
+    # Beyond CONTEXT there are no write cells that could be looked at.
+    bad |= (s.tokens <= 0) | (s.start < 0) | (s.rows < 0) | (s.end >= CONTEXT)
     if bad.any():
         return False
     if s.group_counts and any(groups != len(s.groups) for _, groups in s.group_counts):
@@ -209,6 +210,7 @@ def verification_in_order(v: Verification) -> bool:
         return False
     plain = ~v.partial & (sampled > 0)
     drafts = v.drafts[:count]
+    room = np.where(v.partial, 0, drafts)
     return not ((sampled + rejected != drafts + 1) & plain).any() and not (
-        (sampled > drafts + 1) | (rejected > drafts) | (sampled > v.width) | (v.partial & (sampled > 0))
+        (sampled > drafts + 1) | (rejected > room) | (sampled > v.width) | (v.partial & (sampled > 0))
     ).any()

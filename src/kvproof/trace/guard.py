@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -74,10 +74,19 @@ class Guard:
 
     def event(self, name: str, **fields: Any) -> dict[str, Any]:
         """An event with the common fields of this moment."""
-        step = self.step
+        return self._event(name, time.time(), self.step, fields)
+
+    def later(self, name: str, build: Callable[..., dict[str, Any]], *args: Any) -> None:
+        """Queue an event of this moment whose fields ``build(*args)`` the writer's thread makes."""
+        self.sink.emit_later(functools.partial(self._built, name, time.time(), self.step, build, args))
+
+    def _built(self, name: str, at: float, step: int | None, build: Any, args: Any) -> dict[str, Any]:
+        return self._event(name, at, step, build(*args))
+
+    def _event(self, name: str, at: float, step: int | None, fields: dict[str, Any]) -> dict[str, Any]:
         return {
             "event": name,
-            "time": time.time(),
+            "time": at,
             "role": self.role,
             "pid": self.pid,
             "rank": self.rank,
@@ -153,6 +162,7 @@ class Guard:
         """Log every finding; raise the first when ``action`` is ``raise``."""
         if not violations:
             return
+        self.sink.know(self.request_ids())
         for violation in violations:
             rule = RULES[violation.rule]
             self.sink.emit(
@@ -202,9 +212,15 @@ class Guard:
         self._failures[where] += 1
         if self._failures[where] <= 3:
             self._error(where, error, guard=True)
-            LOGGER.warning("kv_trace: %s failed and stands aside: %s: %s", where, type(error).__name__, error)
+            text = "" if self.options.redact == "all" else f": {error}"
+            LOGGER.warning("kv_trace: %s failed and stands aside: %s%s", where, type(error).__name__, text)
+
+    def request_ids(self) -> Iterable[str]:
+        """Ids that may stand in a message, for ``redact: all``."""
+        return ()
 
     def _error(self, where: str, error: BaseException, *, guard: bool) -> None:
+        self.sink.know(self.request_ids())
         frames = traceback.extract_tb(error.__traceback__)[-6:]
         self.sink.emit(
             self.event(

@@ -38,7 +38,7 @@ class Options:
     action: str = "log"
     path: str | None = None
     rules: Mapping[str, bool] | None = None
-    full_check_every: int = 64
+    full_check_every: int = 128
     content: int = 0
     max_queue: int = 20_000
     redact: str = "tokens"
@@ -87,7 +87,7 @@ def parse(additional_config: Any) -> Options:
         DEFAULT_SUMS * content if isinstance(content, bool) else _integer("content", content, 0, 1_000_000)
     )
     for name, default, low, high in (
-        ("full_check_every", 64, 1, 1_000_000),
+        ("full_check_every", 128, 1, 1_000_000),
         ("max_queue", 20_000, 16, 10_000_000),
         ("max_log_mib", 1024, 8, 1_048_576),
     ):

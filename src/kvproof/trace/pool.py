@@ -106,6 +106,7 @@ class PoolBook:
             request=request,
         )
         if action == "release":
+            guard.declarer.steady.stop()  # the next step looks at the books again
             free = blocks[(after == 0) & ~null]
             record.users = self._users(free)
             if guard.any_transfer_open:

@@ -25,7 +25,7 @@ Ints = NDArray[np.integer[Any]]
 NULL_BLOCK = 0
 PAD_SLOT = -1
 
-_CONTEXT = 1 << 26
+CONTEXT = 1 << 26
 """Tokens; no context is this long."""
 
 FULL, SLIDING, CHUNKED, STATE, OTHER = "full", "sliding", "chunked", "state", "other"
@@ -395,8 +395,8 @@ class Content:
     """Content mode, before a read. Stamps are chain values (64 bit); 0 = unknown origin.
 
     One entry per (request, group, block) that will be read: ``expected`` and ``found`` chain value of the last token
-    in the block that is read; ``writers`` maps a found stamp to the request that wrote the block ("" unknown). ``sums_expected`` and ``sums_found``
-    are checksums of sampled blocks: ``sum_blocks`` [(group, block, layer)].
+    in the block that is read; ``writers`` maps a found stamp to the request that wrote the block ("" unknown).
+    ``sums_expected`` and ``sums_found`` are checksums of sampled blocks: ``sum_blocks`` [(group, block, layer)].
     """
 
     ids: list[str]
@@ -433,7 +433,7 @@ def write_cells(rows: Ints, start: Ints, tokens: Ints, groups: Sequence[Group], 
     """Cells that tokens [start, start + tokens) of each request fall into, for the groups with token slots."""
     parts = []
     # A corrupt count must not become an allocation: what is beyond any context is left to the rules on the counts.
-    ok = (start >= 0) & (tokens > 0) & (rows >= 0) & (start < _CONTEXT) & (tokens < _CONTEXT)
+    ok = (start >= 0) & (tokens > 0) & (rows >= 0) & (start < CONTEXT) & (tokens < CONTEXT)
     for group in groups:
         if not group.slotted:
             continue

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvproof.trace import native
 from kvproof.trace.declare import Declarer, as_blocks, digest
@@ -27,6 +28,7 @@ from kvproof.trace.records import (
     Transfers,
 )
 from kvproof.trace.rules.catalogue import RULES
+from kvproof.trace.steady import Beat, counting, digest_of_beat
 
 RECORDS = (Schedule, Match, LoadTarget, Metadata, Transfers, Result, PoolChange, PoolState)
 SIDE = tuple(name for name, rule in RULES.items() if rule.record in RECORDS)
@@ -37,11 +39,42 @@ _NONE: frozenset[str] = frozenset()
 
 @dataclass(slots=True)
 class Awaited:
-    """A scheduled step whose result has not come back."""
+    """A scheduled step whose result has not come back; ``schedule`` is None for a steady one."""
 
     step: int
-    schedule: Schedule
-    partial: np.ndarray[Any, np.dtype[np.bool_]]
+    ids: list[str]
+    schedule: Schedule | None = None
+    partial: NDArray[np.bool_] | None = None
+
+    def scheduled(self) -> dict[str, tuple[int, int, bool]]:
+        """id -> (tokens, drafts, ends inside its prompt)."""
+        if self.schedule is None or self.partial is None:
+            return dict.fromkeys(self.ids, (1, 0, False))
+        rows = zip(self.schedule.tokens.tolist(), self.schedule.drafts.tolist(), self.partial.tolist(), strict=True)
+        return dict(zip(self.ids, rows, strict=True))
+
+    def as_before(self, reported: list[str], index: Any, sampled: Any, last: tuple[list[Any], ...]) -> bool:
+        """Whether a steady step's result has the rows of ``last``, which was judged: no id is looked up."""
+        return (
+            self.schedule is None
+            and reported == last[0]
+            and list(index) == last[1]
+            and list(index.values()) == last[2]
+            and len(sampled) == len(reported) == len(self.ids)
+            and max(map(len, sampled)) <= 1
+        )
+
+    def as_expected(self, reported: list[str], index: Any, sampled: Any, counts: Any, per_step: int) -> bool:
+        """Whether no rule over the result can fire, its order aside."""
+        if self.schedule is not None and self.partial is not None:
+            return result_in_order(self.schedule, self.partial, reported, index, counts, per_step)
+        count = len(self.ids)
+        return (
+            len(sampled) == len(reported) == count
+            and (reported == self.ids or set(reported) == set(self.ids))
+            and list(map(index.get, reported)) == counting(count)
+            and max(map(len, sampled)) <= per_step
+        )
 
 
 class SchedulerGuard(Guard):
@@ -52,6 +85,8 @@ class SchedulerGuard(Guard):
         self.scheduler = scheduler
         self._sequence = 0
         self._awaited: deque[Awaited] = deque()
+        self._last_result: tuple[list[Any], ...] = ([], [], [])
+        """req_ids and req_id_to_index of the last result, when it was a steady step's and in order."""
         self._loading: dict[str, list[int]] = {}
         self._sending: dict[str, list[int]] = {}
         self._finished_sending: set[str] = set()
@@ -67,7 +102,7 @@ class SchedulerGuard(Guard):
         self.groups = native.groups_of(
             scheduler.kv_cache_config, [int(m.block_size) for m in managers] or None, pools or None
         )
-        self.declarer = Declarer(self.groups, native.budget_of(scheduler))
+        self.declarer = Declarer(self.groups, native.budget_of(scheduler), self._referenced if managers else None)
         self.books = [PoolBook(pool, self) for pool in dict.fromkeys(pools)]
         book_of = {id(book.pool): book for book in self.books}
         self._book_of_group = [book_of[id(pool)] for pool in pools]
@@ -136,27 +171,64 @@ class SchedulerGuard(Guard):
     def _after_schedule(self, output: Any, *_: Any, **__: Any) -> None:
         self._sequence += 1
         self.step = self._sequence
-        schedule = self.declarer.read(output, self.step)
         whole = self.due()
+        connector = getattr(self.scheduler, "connector", None)
+        metadata = getattr(output, "kv_connector_metadata", None)
+        metadata_name = None if metadata is None else type(metadata).__name__
+        beat = self.declarer.beat(output, self.step)
+        if beat is not None and not whole:
+            sent = digest_of_beat(beat)
+            setattr(output, ATTRIBUTE, (self.engine, self.step, sent, metadata_name, self._take_allocated()))
+            self._awaited.append(Awaited(self.step, beat.ids))
+            self.judge.fast["Schedule"] += 1
+            if self.sink.wants("kv.bind"):
+                self.later("kv.bind", self._beat_fields, beat, sent)
+        else:
+            self._read(output, beat, whole, metadata_name)
+        if connector is not None or metadata is not None:
+            self.examine(Metadata(connector is not None, metadata_name))
+
+    def _read(self, output: Any, beat: Beat | None, whole: bool, metadata_name: str | None) -> None:
+        """The general way, for everything that is not a steady step, and for the full check."""
+        assert self.step is not None
+        schedule = self.declarer.read(output, self.step) if beat is None else self.declarer.steady.record(beat)
         if self.books:
             self._count_references(schedule, whole)
         sent = digest(schedule)
-        metadata = getattr(output, "kv_connector_metadata", None)
-        metadata_name = None if metadata is None else type(metadata).__name__
         setattr(output, ATTRIBUTE, (self.engine, self.step, sent, metadata_name, self._take_allocated()))
-        self._awaited.append(Awaited(self.step, schedule, self._partial(schedule)))
+        self._awaited.append(Awaited(self.step, schedule.ids, schedule, self._partial(schedule)))
         if self.sink.wants("kv.bind"):
             self.sink.emit(self._bind_event(schedule, output, sent))
         if not whole and schedule_in_order(schedule):
             self.judge.pass_fast(schedule)
-        else:
+            self.declarer.judged_in_order(schedule)
+        elif beat is None:
             self.examine(schedule)
-        connector = getattr(self.scheduler, "connector", None)
-        if connector is not None or metadata is not None:
-            self.examine(Metadata(connector is not None, metadata_name))
+        else:
+            found = self.judge.judge(schedule)
+            if found:
+                self.declarer.steady.stop()
+            self.report(found)
+
+    def _beat_fields(self, beat: Beat, sent: int) -> dict[str, Any]:
+        count = len(beat.ids)
+        return {
+            "requests": beat.ids, "tokens": [1] * count, "start": beat.starts, "total": count,
+            "budget": self.declarer.budget, "new": (), "resumed": (), "finished": (), "preempted": (),
+            "blocks": beat.grown, "digest": sent,
+        }  # fmt: skip
+
+    def request_ids(self) -> list[str]:
+        """Every id the scheduler or the guard's memory knows."""
+        return [*self.scheduler.requests, *self.declarer.shadow.row_of]
+
+    def _referenced(self, group: int, block: int) -> bool:
+        """Whether both the books and the pool say that somebody holds a block."""
+        book = self._book_of_group[group]
+        return bool(book.references[block] > 0 and book.pool.blocks[block].ref_cnt > 0)
 
     def _take_allocated(self) -> list[tuple[int, list[int]]]:
-        """Content mode: [(group, block ids)] handed out since the last step; what they hold is unknown until written."""
+        """Content mode: [(group, block ids)] handed out since the last step; they hold nothing known until written."""
         if not self.options.content:
             return []
         taken = {id(book): book.take_allocated() for book in self.books}
@@ -224,53 +296,50 @@ class SchedulerGuard(Guard):
         mark = getattr(output, ATTRIBUTE, None)
         self.step = mark[1] if mark else None
         oldest = self._awaited[0].step if self._awaited else None
-        answered = next((a for a in self._awaited if self.step is not None and a.step == self.step), None)
+        answered = next((a for a in self._awaited if a.step == self.step), None)
         self._note_transfers(getattr(result, "kv_connector_output", None))
         if answered is None:
             return
         self._awaited.remove(answered)
-        schedule = answered.schedule
-        reported = list(result.req_ids)
-        sampled = result.sampled_token_ids
+        reported = result.req_ids
+        sampled = result.sampled_token_ids or ()
         counts = None
-        if getattr(result, "pooler_output", None) is None and (sampled or not schedule.total):
-            counts = np.fromiter(map(len, sampled), np.int64, len(sampled))
-        if self.sink.wants("boundary") and schedule.total:
-            self._result_event(reported, counts, sampled)
+        if getattr(result, "pooler_output", None) is None and (sampled or not answered.ids):
+            counts = np.fromiter(map(len, sampled), np.int64, len(sampled)) if answered.schedule else sampled
+        if self.sink.wants("boundary") and answered.ids:
+            self.later("boundary", self._result_fields, reported, sampled, counts is None)
         per_step = int(getattr(self.scheduler, "num_sampled_tokens_per_step", 1) or 0)
-        if result_in_order(schedule, answered.partial, reported, result.req_id_to_index, counts, per_step) and (
-            oldest == self.step
-        ):
+        index = result.req_id_to_index
+        if oldest == self.step and per_step == 1 and answered.as_before(reported, index, sampled, self._last_result):
             self.judge.fast["Result"] += 1
+            return
+        self._last_result = ([], [], [])
+        if oldest == self.step and answered.as_expected(reported, index, sampled, counts, per_step):
+            self.judge.fast["Result"] += 1
+            if answered.schedule is None:
+                self._last_result = (reported, list(index), list(index.values()))
             return
         requests = self.scheduler.requests
         self.examine(
             Result(
                 step=answered.step,
                 awaited=oldest,
-                scheduled={
-                    name: (int(t), int(d), bool(p))
-                    for name, t, d, p in zip(
-                        schedule.ids, schedule.tokens, schedule.drafts, answered.partial, strict=True
-                    )
-                },
-                reported=reported,
-                index=result.req_id_to_index,
-                counts=counts,
-                known=frozenset(
-                    n for n in schedule.ids if n in requests and not requests[n].is_finished()
-                ),
+                scheduled=answered.scheduled(),
+                reported=list(reported),
+                index=index,
+                counts=None if counts is None else np.fromiter(map(len, sampled), np.int64, len(sampled)),
+                known=frozenset(n for n in answered.ids if n in requests and not requests[n].is_finished()),
                 sampled_per_step=per_step,
             )
         )
 
-    def _result_event(self, reported: list[str], counts: Any, sampled: Any) -> None:
-        event = self.event("boundary", kind="result", requests=reported)
-        if counts is not None:
-            event["sampled"] = counts
-        if self.options.redact == "none" and sampled:
-            event["token_ids"] = [list(tokens) for tokens in sampled]
-        self.sink.emit(event)
+    def _result_fields(self, reported: list[str], sampled: Any, pooled: bool) -> dict[str, Any]:
+        fields: dict[str, Any] = {"kind": "result", "requests": reported}
+        if not pooled:
+            fields["sampled"] = list(map(len, sampled))
+            if self.options.redact == "none":
+                fields["token_ids"] = sampled
+        return fields
 
     @standing_aside
     def _after_update(self, _: Any, output: Any, result: Any, *__: Any, **___: Any) -> None:

@@ -91,6 +91,12 @@ class Shadow:
         self._count(group, blocks, 1)
         return start
 
+    def cut(self, group: int, row: int, count: int) -> None:
+        """Undo the last ``append`` of ``count`` blocks."""
+        stop = int(self.counts[group][row])
+        self._count(group, self.tables[group][row, stop - count : stop], -1)
+        self.counts[group][row] = stop - count
+
     def forget(self, name: str) -> bool:
         """Drop a request. False when it was not known."""
         row = self.row_of.pop(name, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from kvproof.trace.records import (
     Verification,
 )
 from kvproof.trace.rules.catalogue import RULES
+from kvproof.trace.steady import Beat, digest_of_beat, plan_as_expected
 from kvproof.trace.writer import Runs
 
 RECORDS = (Handover, Plan, Dummy, Verification, Metadata, Content)
@@ -38,10 +39,11 @@ SIDE = tuple(name for name, rule in RULES.items() if rule.record in RECORDS)
 
 @dataclass(slots=True)
 class Step:
-    """The step a worker is in. ``slack`` [R] tokens, in the order of ``schedule.ids``."""
+    """The step a worker is in: a steady ``beat``, or a ``schedule``. ``slack`` [R] tokens, in the schedule's order."""
 
-    schedule: Schedule
-    slack: Ints
+    beat: Beat | None
+    schedule: Schedule | None
+    slack: Ints | None
     whole: bool
     ids: list[str]
     order: Ints | None = None
@@ -63,6 +65,10 @@ class WorkerGuard(Guard):
         self.declarer: Declarer | None = None
         self.content: ContentBook | None = None
         self.views = Views()
+        self._batch: list[str] = []
+        self._batch_of: list[str] = []
+        self._order: list[int] = []
+        self._buffers: Any = None
         self._adaptive = False
         self._previous: int | None = None
         self._now: Step | None = None
@@ -195,13 +201,19 @@ class WorkerGuard(Guard):
             return
         engine, step, sent, metadata_sent, allocated = mark
         self.engine, self.step = engine, step
-        rows = native.state_rows(self.runner, ids)
-        schedule = declarer.read(output, step)
+        whole = self.due()
+        beat = declarer.beat(output, step) if self.content is None else None
+        # In a run of steady steps the worker's rows do not change hands; the full check looks again.
+        rows = native.state_rows(self.runner, ids) if beat is None or whole else None
+        schedule = None
+        if beat is None:
+            schedule = declarer.read(output, step)
+        elif whole:
+            schedule = declarer.steady.record(beat)
         if self.content is not None:
             self.content.declare(output, allocated)
-        found = digest(schedule)
-        overflow = self._overflow(schedule)
-        whole = self.due()
+        found = digest(schedule) if schedule is not None else digest_of_beat(beat) if beat is not None else None
+        overflow = self._overflow(schedule) if schedule is not None else []
         previous, self._previous = self._previous, step
         if (
             not whole
@@ -213,20 +225,18 @@ class WorkerGuard(Guard):
         ):
             self.judge.fast["Handover"] += 1
         else:
-            self.examine(
-                Handover(
-                    step, previous, True, sent, found, ids, list(declarer.unknown), overflow,
-                    None if rows is None else np.array(rows, np.int64).reshape(-1),
-                )  # fmt: skip
-            )
+            held = None if rows is None else np.array(rows, np.int64).reshape(-1)
+            self.examine(Handover(step, previous, True, sent, found, ids, list(declarer.unknown), overflow, held))
         received = getattr(output, "kv_connector_metadata", None)
         configured = self.vllm_config.kv_transfer_config is not None
         if configured or received is not None:
             name = None if received is None else type(received).__name__
             self.examine(Metadata(configured, metadata_sent, name, worker=True))
             self.emit("boundary", kind="metadata", sent=metadata_sent, received=name)
-        slack = declarer.slack if self._optimistic else np.zeros(len(ids), np.int64)
-        self._now = Step(schedule, slack, whole, ids)
+        slack = None
+        if schedule is not None:
+            slack = declarer.slack if self._optimistic and beat is None else np.zeros(len(ids), np.int64)
+        self._now = Step(beat, schedule, slack, whole, ids)
 
     def _overflow(self, schedule: Schedule) -> list[tuple[str, int, int, int]]:
         cells = schedule.appended
@@ -272,9 +282,7 @@ class WorkerGuard(Guard):
         self._take_groups(copies, tables, slots, now)
         ids = list(batch.req_ids)
         prefill = getattr(batch, "prefill_len_np", None)
-        redirected = now.schedule.redirected or bool(
-            getattr(self.runner.block_tables, "redirect_writes_to_null_block", False)
-        )
+        redirected = bool(getattr(self.runner.block_tables, "redirect_writes_to_null_block", False))
         self._plan(now, copies, ids[:count], int(batch.num_tokens), prefill, redirected)
 
     @standing_aside
@@ -289,6 +297,8 @@ class WorkerGuard(Guard):
         if now is None:
             return
         padded = int(kwargs.get("num_reqs_padded") or num_reqs)
+        if now.schedule is None and self._steady_plan_v1(now, num_tokens, num_reqs, padded, slot_mappings or {}):
+            return
         copies = Copies(self.views)
         for name, count in (("query_start_loc", padded + 1), ("positions", num_tokens), ("seq_lens", padded)):
             buffer = getattr(runner, name)
@@ -305,7 +315,7 @@ class WorkerGuard(Guard):
         slots = [(slot_mappings or {}).get(group.index) for group in self.groups]
         self._take_groups(copies, tables, slots, now, padded)
         ids = list(runner.input_batch.req_ids[:num_reqs])
-        self._plan(now, copies, ids, int(num_tokens), None, now.schedule.redirected)
+        self._plan(now, copies, ids, int(num_tokens), None, False)
 
     def _take_groups(self, copies: Copies, tables: Any, slots: Any, now: Step, rows: int | None = None) -> None:
         for group in self.groups:
@@ -315,13 +325,20 @@ class WorkerGuard(Guard):
             if tables is not None and index < len(tables) and tables[index] is not None:
                 table = tables[index]
                 if not on_host(table):  # on a device, only the columns this step can reach are worth copying
-                    table = table[:, : int(now.schedule.end.max(initial=0)) // group.block_size + 1]
+                    reach = int(self._schedule_of(now).end.max(initial=0))
+                    table = table[:, : reach // group.block_size + 1]
                 copies.take(f"table{index}", table, rows)
 
     def _plan(
         self, now: Step, copies: Copies, ids: list[str], num_tokens: int, prefill: Any, redirected: bool
     ) -> None:
-        schedule = now.schedule
+        if now.schedule is None and not copies.pending and not redirected:
+            arrays = [copies.get(name) for name in ("positions", "seq_lens", "query_start")]
+            slots = [copies.get(f"slots{g.index}") for g in self.groups]
+            tables = [copies.get(f"table{g.index}") for g in self.groups]
+            if self._steady_plan(now, ids, num_tokens, arrays, slots, tables):
+                return
+        schedule = self._schedule_of(now)
         get = schedule.index.get
         if ids == schedule.ids:
             order = np.arange(len(ids))
@@ -347,7 +364,7 @@ class WorkerGuard(Guard):
             rows=rows,
             tokens=tokens,
             start=start,
-            slack=now.slack[safe],
+            slack=now.slack[safe] if now.slack is not None else np.zeros(len(ids), np.int64),
             num_tokens=num_tokens,
             query_start=np.empty(0, np.int64),
             positions=None,
@@ -357,7 +374,7 @@ class WorkerGuard(Guard):
             groups=self.groups,
             shadow=shadow,
             parallel=self.parallel,
-            redirected=redirected,
+            redirected=redirected or schedule.redirected,
             whole=now.whole,
             fresh=fresh,
         )
@@ -368,6 +385,100 @@ class WorkerGuard(Guard):
             self._pending.append((copies, lambda here: self._judge_plan(plan, here, now), self.step))
         else:
             self._judge_plan(plan, copies, now)
+
+    def request_ids(self) -> list[str]:
+        """Every id the guard's memory knows, and those of this step."""
+        known = list(self.declarer.shadow.row_of) if self.declarer is not None else []
+        return [*known, *(self._now.ids if self._now is not None else ())]
+
+    def _schedule_of(self, now: Step) -> Schedule:
+        """The general record of a step whose plan is not as a steady one expects."""
+        if now.schedule is None:
+            assert now.beat is not None
+            assert self.declarer is not None
+            now.schedule = self.declarer.steady.record(now.beat)
+        return now.schedule
+
+    def _steady_plan_v1(self, now: Step, num_tokens: int, num_reqs: int, padded: int, slot_mappings: Any) -> bool:
+        """``_steady_plan`` on the host buffers of runner V1, as views that are made once."""
+        runner = self.runner
+        if self._buffers is None:
+            buffers = [getattr(runner, name) for name in ("positions", "seq_lens", "query_start_loc")]
+            buffers = [getattr(buffer, "gpu", buffer) for buffer in buffers]
+            tables = [runner.input_batch.block_table[g.index] for g in self.groups]
+            if not all(on_host(buffer) for buffer in buffers) or any(native.kernel_blocks(t) != 1 for t in tables):
+                return False
+            self._buffers = (buffers, [buffer.numpy() for buffer in buffers], tables)
+        buffers, views, tables = self._buffers
+        # A runner that has replaced a buffer since is looked at the general way.
+        if runner.positions is not buffers[0] or runner.seq_lens is not buffers[1]:
+            self._buffers = None
+            return False
+        arrays = [views[0][:num_tokens], views[1][:padded], views[2][: padded + 1]]
+        slots = [slot_mappings[g.index].numpy() if g.slotted else None for g in self.groups]
+        ids = runner.input_batch.req_ids[:num_reqs]
+        return self._steady_plan(now, ids, num_tokens, arrays, slots, [table.block_table.np for table in tables])
+
+    def _steady_plan(
+        self, now: Step, ids: list[str], num_tokens: int, arrays: Sequence[Ints | None],
+        slots: Sequence[Ints | None], tables: Sequence[Ints | None],
+    ) -> bool:  # fmt: skip
+        """Whether this is a beat whose plan is exactly what follows from the step before."""
+        beat = now.beat
+        if beat is None or num_tokens != len(beat.ids) or len(ids) != num_tokens:
+            return False
+        order = None
+        if ids != beat.ids:
+            if ids != self._batch or self._batch_of is not beat.ids:
+                index = {name: i for i, name in enumerate(beat.ids)}
+                if len(set(ids)) != len(ids) or not index.keys() >= set(ids):
+                    return False
+                self._batch, self._batch_of = ids, beat.ids
+                self._order = [index[name] for name in ids]
+            order = self._order
+        positions, seq_lens, query_start = arrays
+        if positions is None or seq_lens is None or query_start is None:
+            return False
+        if not plan_as_expected(beat, order, positions, seq_lens, query_start, self.groups, slots, tables):
+            return False
+        self.judge.fast["Plan"] += 1
+        now.ids, now.planned = ids, True
+        if self.sink.wants("kv.write"):
+            padded = max((len(s) for s in slots if s is not None), default=num_tokens)
+            self.later("kv.write", self._beat_write, beat, order, ids, padded)
+            self.later("kv.read", self._beat_read, beat, order, ids, self._grown_rows(beat))
+        return True
+
+    def _beat_write(self, beat: Beat, order: list[int] | None, ids: list[str], padded: int) -> dict[str, Any]:
+        count = len(ids)
+        rows = range(count) if order is None else order
+        return {
+            "requests": ids, "tokens": [1] * count, "positions": [beat.starts[j] for j in rows],
+            "num_tokens": count, "padded": padded,
+            "groups": [
+                {"group": group.index, "runs": [[i, slots[j], 1] for i, j in enumerate(rows)]}
+                for group, slots in zip(self.groups, beat.slots, strict=True) if slots is not None
+            ],
+        }  # fmt: skip
+
+    def _grown_rows(self, beat: Beat) -> list[tuple[int, int, Ints]]:
+        """(index, group, whole row) of every row that got a block in this step, copied: the shadow moves on."""
+        if not beat.grown or self.declarer is None:
+            return []
+        shadow = self.declarer.shadow
+        return [(i, g, shadow.blocks(g, shadow.row_of[beat.ids[i]]).copy()) for i, g, _, _ in beat.grown]
+
+    def _beat_read(
+        self, beat: Beat, order: list[int] | None, ids: list[str], grown: list[tuple[int, int, Ints]]
+    ) -> dict[str, Any]:
+        where = None if order is None else {j: i for i, j in enumerate(order)}
+        rows: dict[int, list[list[Any]]] = {g.index: [] for g in self.groups}
+        for i, group, blocks in grown:
+            rows[group].append([i if where is None else where[i], 0, blocks])
+        return {
+            "requests": ids, "seq_lens": beat.ends if order is None else [beat.ends[j] for j in order],
+            "groups": [{"group": group, "blocks": found} for group, found in rows.items()], "whole": False,
+        }  # fmt: skip
 
     @standing_aside
     def _judge_plan(self, plan: Plan, copies: Copies, now: Step) -> None:
@@ -389,8 +500,13 @@ class WorkerGuard(Guard):
             self._plan_events(plan)
         if plan_in_order(plan):
             self.judge.pass_fast(plan)
+            if self.declarer is not None and now.beat is None and now.schedule is not None and not copies.was_device:
+                self.declarer.judged_in_order(now.schedule)
         else:
-            self.examine(plan)
+            found = self.judge.judge(plan)
+            if found and self.declarer is not None:
+                self.declarer.steady.stop()
+            self.report(found)
         if self.content is not None:
             self.content.before_forward(plan, copies.get("input_ids"))
 
@@ -492,13 +608,14 @@ class WorkerGuard(Guard):
         self, idx_mapping: Any, sampled_tokens: Any, num_sampled: Any, num_rejected: Any = None, *_: Any, **__: Any
     ) -> None:
         now = self._now
-        if now is None or self._in_dummy or not now.planned or now.drafts is None:
+        if now is None or self._in_dummy or not now.planned:
             return
         copies = Copies(self.views)
         copies.take("indices", idx_mapping)
         copies.take("sampled", num_sampled)
         copies.take("rejected", num_rejected)
-        ids, drafts = now.ids, now.drafts
+        ids = now.ids
+        drafts = now.drafts if now.drafts is not None else np.zeros(len(ids), np.int64)
         rows = native.state_rows(self.runner, ids)
         expected = None if rows is None else np.array(rows, np.int64)
         states = int(getattr(getattr(self.runner, "req_states", None), "max_num_reqs", len(ids)))

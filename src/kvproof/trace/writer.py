@@ -15,8 +15,9 @@ import os
 import re
 import socket
 import threading
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ TEXT_FIELDS = frozenset({"message", "expected", "found"})
 
 
 class Runs:
-    """Slots of one plan, turned into runs of consecutive slots only when the writer gets to it."""
+    """Slots of one plan, turned into runs of consecutive slots only when the writer gets to it.
+
+    ``query_start`` None: one token per request.
+    """
 
     __slots__ = ("query_start", "slots")
 
@@ -58,6 +62,8 @@ class Runs:
         slots, starts = self.slots, self.query_start
         if len(slots) == 0:
             return []
+        if starts is None:
+            return [[i, slot, 1] for i, slot in enumerate(slots.tolist())]
         step = np.diff(slots)
         same = np.where(slots[1:] < 0, step == 0, step == 1)
         fresh = np.ones(len(slots), np.bool_)
@@ -75,8 +81,6 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Runs):
         return value.encode()
-    if isinstance(value, set | frozenset):
-        return sorted(value)
     return str(value)
 
 
@@ -120,7 +124,7 @@ class Sink:
 
     def __init__(self, options: Options, role: str, header: Callable[[], dict[str, Any]] | None = None):
         self._limit = options.max_queue
-        self._queue: deque[dict[str, Any]] = deque()
+        self._queue: deque[dict[str, Any] | Callable[[], dict[str, Any]]] = deque()
         self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
         self._redactor = Redactor() if options.redact == "all" else None
         self._lock = threading.Lock()
@@ -129,7 +133,8 @@ class Sink:
         self._torn = False
         self._warned = False
         self._told = 0
-        self._header = header
+        # Weak: this process's list of sinks must not keep a scheduler or a KV cache alive.
+        self._header = None if header is None else weakref.WeakMethod(header)
         self._max = max(options.max_log_mib * MIB // SEGMENTS, MIB)
         self.path: Path | None = None
         self.dropped = 0
@@ -142,34 +147,56 @@ class Sink:
         """Whether events of this name go anywhere; saves building those that do not."""
         return self._steps or name in URGENT
 
+    def know(self, names: Iterable[str]) -> None:
+        """Have these request ids replaced in texts from now on; no effect unless ids are redacted."""
+        if self._redactor is not None:
+            with self._lock:
+                for name in names:
+                    self._redactor.name(name)
+
     def emit(self, event: dict[str, Any]) -> None:
         """Queue one event; its arrays must be the sink's own copies."""
-        if len(self._queue) >= self._limit:
+        urgent = event["event"] in URGENT  # never dropped for want of room: the flush makes it
+        if len(self._queue) >= self._limit and not urgent:
             self.dropped += 1
             return
         self._queue.append(event)
-        if event["event"] in URGENT:
+        if urgent:
             self.flush()
+
+    def emit_later(self, build: Callable[[], dict[str, Any]]) -> None:
+        """Queue an event that the writer's thread builds; whatever it is built from must not change any more."""
+        if len(self._queue) >= self._limit:
+            self.dropped += 1
+        else:
+            self._queue.append(build)
 
     def flush(self) -> None:
         """Write all that is queued."""
         with self._lock:
             batch: list[dict[str, Any]] = []
             while self._queue:
-                batch.append(self._queue.popleft())
+                queued = self._queue.popleft()
+                try:
+                    batch.append(queued if isinstance(queued, dict) else queued())
+                except Exception as error:  # costs this event, not those taken from the queue before it
+                    self.dropped += 1
+                    self._warn(f"an event cannot be built: {error}")
             if batch:
                 self._write(batch)
 
     def _write(self, batch: list[dict[str, Any]]) -> None:
         lines = []
+        written = []
         for event in batch:
             try:
                 lines.append(self._encode(self._redactor.event(event) if self._redactor else event))
+                written.append(event)
             except Exception as error:  # an event that cannot be written is lost, the engine is not
                 self.dropped += 1
                 self._warn(f"event {event.get('event')} cannot be encoded: {error}")
         if self.path is None:
-            for event, line in zip(batch, lines, strict=False):
+            for event, line in zip(written, lines, strict=True):
                 LOGGER.log(LEVELS.get(event["event"], logging.DEBUG), "kv_trace %s", line.decode())
             return
         if self.dropped > self._told:
@@ -213,11 +240,21 @@ class Sink:
         )
         newest = segments[-1] + 1 if segments else 1
         self.path.rename(self.path.with_suffix(f".{newest}.jsonl"))
-        for old in segments[: len(segments) + 2 - SEGMENTS]:
+        for old in segments[: max(len(segments) + 2 - SEGMENTS, 0)]:
             with contextlib.suppress(FileNotFoundError):
                 self.path.with_suffix(f".{old}.jsonl").unlink()
-        if self._header is not None:
-            self._append(self._encode(self._header()) + b"\n")
+        header = self._header() if self._header is not None else None
+        if header is not None:
+            self._append(self._encode(header()) + b"\n")
+
+    def end_if_orphaned(self) -> bool:
+        """Close the file when the guard this sink belongs to is gone; whether it is."""
+        if self._header is None or self._header() is not None:
+            return False
+        self.flush()
+        with self._lock:
+            self._close()
+        return True
 
     def _close(self) -> None:
         if self._fd is not None:
@@ -259,6 +296,8 @@ def _flush_all() -> None:
     for sink in list(_sinks):
         try:
             sink.flush()
+            if sink.end_if_orphaned():
+                _sinks.remove(sink)
         except Exception as error:  # the thread must live as long as the engine
             sink.dropped += 1
             sink._warn(f"the writer failed: {error}")
