@@ -43,7 +43,7 @@ bench-trace: env ## what kv_trace costs a decoding step, on and off in one engin
 	$(BIN)/python benchmarks/trace.py
 
 acceptance-trace: env ## kv_trace in a real `vllm serve`, asked over HTTP; writes acceptance-trace/report.md
-	$(BIN)/python scripts/acceptance_trace.py
+	$(BIN)/python tests/acceptance/trace_service.py
 
 faults-trace: env ## plant a fault for every rule of kv_trace in a running engine, show which rule catches it
 	$(BIN)/kvproof faults --trace

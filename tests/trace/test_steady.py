@@ -50,8 +50,11 @@ class Engine:
         for i, name in enumerate(self.ids):
             if tokens is None:
                 per_group = tuple(self._take(g, self.blocks[i][g.index]) for g in self.groups)
-                new.append(SimpleNamespace(req_id=name, num_computed_tokens=0, block_ids=per_group,
-                                           prompt_token_ids=[0] * self.start[i]))  # fmt: skip
+                new.append(
+                    SimpleNamespace(
+                        req_id=name, num_computed_tokens=0, block_ids=per_group, prompt_token_ids=[0] * self.start[i]
+                    )
+                )
                 scheduled[name] = self.start[i]
             else:
                 grown = tuple(
@@ -63,14 +66,26 @@ class Engine:
                 scheduled[name] = 1
                 starts.append(self.start[i])
                 self.start[i] += 1
-        cached = SimpleNamespace(req_ids=list(self.ids) if self.seen else [], resumed_req_ids=set(), all_token_ids={},
-                                 new_block_ids=cached_blocks, num_computed_tokens=starts, num_output_tokens=[])  # fmt: skip
+        cached = SimpleNamespace(
+            req_ids=list(self.ids) if self.seen else [],
+            resumed_req_ids=set(),
+            all_token_ids={},
+            new_block_ids=cached_blocks,
+            num_computed_tokens=starts,
+            num_output_tokens=[],
+        )
         self.seen = True
         return SimpleNamespace(
-            num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()), scheduled_new_reqs=new,
-            scheduled_cached_reqs=cached, finished_req_ids=set(), preempted_req_ids=set(),
-            scheduled_spec_decode_tokens={}, new_block_ids_to_zero=None, kv_cache_block_copies=None,
-        )  # fmt: skip
+            num_scheduled_tokens=scheduled,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=cached,
+            finished_req_ids=set(),
+            preempted_req_ids=set(),
+            scheduled_spec_decode_tokens={},
+            new_block_ids_to_zero=None,
+            kv_cache_block_copies=None,
+        )
 
 
 def running(seed: int, requests: int = 5, full_groups: int = 2) -> tuple[Engine, Declarer, Declarer]:
@@ -106,8 +121,11 @@ def test_steady_steps_are_the_general_ones(seed: int) -> None:
                 block = plain.shadow.lookup(group.index, general.rows, column)
                 assert beat.slots[group.index] == (block * group.block_size + general.start % group.block_size).tolist()
     steady.steady.stop()
-    for ours, theirs in ((steady.shadow.end, plain.shadow.end), *zip(steady.shadow.uses, plain.shadow.uses, strict=True),
-                         *zip(steady.shadow.counts, plain.shadow.counts, strict=True)):  # fmt: skip
+    for ours, theirs in (
+        (steady.shadow.end, plain.shadow.end),
+        *zip(steady.shadow.uses, plain.shadow.uses, strict=True),
+        *zip(steady.shadow.counts, plain.shadow.counts, strict=True),
+    ):
         assert np.array_equal(ours, theirs)
 
 
@@ -149,8 +167,10 @@ def test_any_deviation_ends_the_run_and_leaves_the_shadow_for_the_general_way(ki
     corrupt(output, kind)
     assert steady.beat(output, 9) is None
     assert not steady.steady.running
-    for ours, theirs in (*zip(steady.shadow.uses, plain.shadow.uses, strict=True),
-                         *zip(steady.shadow.counts, plain.shadow.counts, strict=True)):  # fmt: skip
+    for ours, theirs in (
+        *zip(steady.shadow.uses, plain.shadow.uses, strict=True),
+        *zip(steady.shadow.counts, plain.shadow.counts, strict=True),
+    ):
         assert np.array_equal(ours, theirs)
     assert np.array_equal(steady.shadow.end, plain.shadow.end)
 

@@ -145,11 +145,21 @@ class Guard:
         """All counts so far."""
         return {**self.judge.counters(), "dropped": self.sink.dropped, "guard_failures": dict(self._failures)}
 
+    def emit_counters(self) -> None:
+        """Log the counts so far: a log that ends anywhere shows how much was judged."""
+        self.emit("boundary", kind="counters", counters=self.counters())
+
+    def last_words(self, *_: Any, **__: Any) -> None:
+        """Counts and all that is queued, before the process ends."""
+        self.emit_counters()
+        self.sink.flush()
+
     def due(self) -> bool:
         """Count one step; True when this one gets the full check."""
         self._steps_seen += 1
-        if self._steps_seen % 1024 == 0:
-            self.emit("boundary", kind="counters", counters=self.counters())
+        seen = self._steps_seen
+        if seen % 1024 == 0 or (seen < 1024 and seen & (seen - 1) == 0):
+            self.emit_counters()
         return self._steps_seen % self.options.full_check_every == 0
 
     # -- findings ---------------------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ class SchedulerGuard(Guard):
         self.wrap(scheduler, "schedule", before=self._before_schedule, after=self._after_schedule)
         self.wrap(scheduler, "update_from_output", before=self._before_update, after=self._after_update)
         self.wrap(scheduler, "reset_prefix_cache", after=self._after_reset)
+        self.wrap(scheduler, "shutdown", before=self.last_words)
         manager = getattr(scheduler, "kv_cache_manager", None)
         if manager is not None:
             self._name_request(manager, "allocate_slots", "allocating")

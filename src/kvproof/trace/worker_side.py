@@ -119,6 +119,7 @@ class WorkerGuard(Guard):
         elif self.kind == "v1":
             self.wrap(runner, "_build_attention_metadata", before=self._before_metadata)
         self.wrap(runner, "sample_tokens", after=self._after_sample)
+        self.wrap(runner, "shutdown", before=self.last_words)
 
     def _wrap_dummy(self) -> None:
         dummy_run = getattr(self.runner, "_dummy_run", None)

@@ -4,7 +4,7 @@ A real ``vllm serve`` on this CPU, with the wheel of this checkout installed and
 by the official ``openai`` client: one short request, one long prompt twice, four requests at once. Every answer's
 request must be found in kv.bind, kv.write and kv.read under one trace id; the second long answer must equal the first
 and be served from the prefix cache; four requests must share one scheduling step; no violation, no error; a clean
-shutdown. The report is written to acceptance-trace/report.json and report.md. Exit code 0 when everything holds, else 1.
+shutdown. The report is written to acceptance-trace/report.json and report.md. Exit code 0 when all holds, else 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "acceptance-trace"
 MODEL_NAME = "tiny"
 START_S = 240.0
