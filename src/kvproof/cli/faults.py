@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kvproof.cli import faults_trace
 from kvproof.cli.check import refuse
 from kvproof.engine import connectors
 from kvproof.faults.catalogue import CATALOGUE, KINDS, select
@@ -34,6 +35,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--connector", default=connectors.DEFAULT_CONNECTOR, choices=sorted(connectors.PROFILES), metavar="NAME",
         help="one of %(choices)s (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--trace", action="store_true",
+        help="plant faults for the rules of the runtime guard instead, in running engines (docs/trace.md)",
+    )  # fmt: skip
     parser.add_argument("--only", nargs="+", default=[], metavar="FAULT", help="plant these faults only")
     parser.add_argument("--list", action="store_true", help="print the catalogue and stop")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables (docs/json.md)")
@@ -42,6 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 if the proof holds, 1 if not, 2 for refused input."""
+    if args.trace:
+        return faults_trace.run(args)
     console = Console()
     try:
         faults = select(args.only)

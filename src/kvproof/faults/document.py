@@ -10,6 +10,7 @@ import inspect
 from kvproof.faults import stories
 from kvproof.faults.catalogue import CATALOGUE, KINDS
 from kvproof.faults.model import Fault
+from kvproof.faults.trace.document import section
 
 HEAD = """# Planted faults
 
@@ -59,7 +60,7 @@ def document() -> str:
         for fault in CATALOGUE.values()
         for connector, reason in fault.unfit.items()
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts) + "\n" + section()
 
 
 def _module_line(fault: type[Fault]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproof.engine.staging import environment
@@ -28,13 +28,20 @@ class Watched:
 
 
 def watch(module: str, arguments: Sequence[str], case: Case, progress: Callable[[str], None]) -> Watched:
-    """Run ``python -m module arguments`` with the environment of ``case``, relay its progress, wait for its end.
+    """:func:`follow` with the environment of ``case``."""
+    return follow(module, arguments, environment(case), progress)
+
+
+def follow(
+    module: str, arguments: Sequence[str], extra: Mapping[str, str], progress: Callable[[str], None]
+) -> Watched:
+    """Run ``python -m module arguments`` with ``extra`` environment, relay its progress, wait for its end.
 
     The child is killed when the caller is interrupted.
     """
     child = subprocess.Popen(
         [sys.executable, "-u", "-m", module, *arguments],
-        env={**os.environ, **environment(case)},
+        env={**os.environ, **extra},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -49,14 +49,15 @@ class Copies:
         self._arrived = False
 
     def take(self, name: str, tensor: Any, count: int | None = None) -> None:
-        """Keep the first ``count`` rows of ``tensor`` (all of it: None) under ``name``; None is not kept."""
+        """Keep the first ``count`` rows of ``tensor`` (None: all) under ``name``; a None tensor is not kept."""
         if tensor is None:
             return
         view = self._views.of(tensor)
         if view is not None:
             self._here[name] = view if count is None else view[:count]
-        else:
+        elif not _capturing():
             part = tensor if count is None else tensor[:count]
+            # torch gives the host side of a copy that does not block pinned memory, on CUDA and on NPU.
             self._waiting.append((name, part.detach().clone().to("cpu", non_blocking=True)))
 
     @property
@@ -89,6 +90,13 @@ class Copies:
     def get(self, name: str) -> Ints | None:
         """The array kept under ``name``, None when there was none."""
         return self._here.get(name)
+
+
+def _capturing() -> bool:
+    """Whether the current stream records a graph, into which the guard's copies must not go."""
+    import torch
+
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def on_host(tensor: Any) -> bool:

@@ -34,17 +34,24 @@ RECORDS = (Schedule, Match, LoadTarget, Metadata, Transfers, Result, PoolChange,
 SIDE = tuple(name for name, rule in RULES.items() if rule.record in RECORDS)
 """Rules judged on this side; Metadata is judged on both."""
 
+LOST = 64
+"""Results that never came back of which the guard keeps the steps, should they come after all."""
+
 _NONE: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class Awaited:
-    """A scheduled step whose result has not come back; ``schedule`` is None for a steady one."""
+    """A scheduled step whose result has not come back; ``schedule`` is None for a steady one.
+
+    ``overtaken``: a later step's result came first. It is said once; its own result may still come.
+    """
 
     step: int
     ids: list[str]
     schedule: Schedule | None = None
     partial: NDArray[np.bool_] | None = None
+    overtaken: bool = False
 
     def scheduled(self) -> dict[str, tuple[int, int, bool]]:
         """id -> (tokens, drafts, ends inside its prompt)."""
@@ -262,7 +269,7 @@ class SchedulerGuard(Guard):
     @staticmethod
     def _partial(schedule: Schedule) -> Any:
         """Which requests end this step inside their prompt."""
-        known = schedule.rows >= 0
+        known = (schedule.rows >= 0) & (schedule.start >= 0)
         return known & (schedule.end < schedule.shadow.target[schedule.rows])
 
     def _bind_event(self, schedule: Schedule, output: Any, sent: int) -> dict[str, Any]:
@@ -296,12 +303,17 @@ class SchedulerGuard(Guard):
     def _before_update(self, output: Any, result: Any, *_: Any, **__: Any) -> None:
         mark = getattr(output, ATTRIBUTE, None)
         self.step = mark[1] if mark else None
-        oldest = self._awaited[0].step if self._awaited else None
+        oldest = next((a.step for a in self._awaited if not a.overtaken), None)
         answered = next((a for a in self._awaited if a.step == self.step), None)
         self._note_transfers(getattr(result, "kv_connector_output", None))
         if answered is None:
             return
         self._awaited.remove(answered)
+        if oldest != self.step:
+            for earlier in self._awaited:
+                earlier.overtaken |= earlier.step < answered.step
+            while len(self._awaited) > LOST and self._awaited[0].overtaken:
+                self._awaited.popleft()
         reported = result.req_ids
         sampled = result.sampled_token_ids or ()
         counts = None
@@ -353,7 +365,8 @@ class SchedulerGuard(Guard):
         self.step = None
 
     def _busy(self) -> bool:
-        return bool(self._awaited or self._loading or self._sending or getattr(self.scheduler, "deferred_frees", None))
+        waiting = any(not a.overtaken for a in self._awaited)
+        return bool(waiting or self._loading or self._sending or getattr(self.scheduler, "deferred_frees", None))
 
     def _judge_pools(self, *, idle: bool) -> None:
         requests = self.scheduler.requests

@@ -198,6 +198,8 @@ class WorkerGuard(Guard):
         if declarer is None or (mark is None and all(name.startswith("_") for name in ids)):
             return
         if mark is None:
+            if self._previous is not None:
+                self._previous += 1  # the step exists, it only came without its trace
             self.examine(Handover(None, self._previous, False, None, None, ids, [], []))
             return
         engine, step, sent, metadata_sent, allocated = mark
@@ -356,7 +358,9 @@ class WorkerGuard(Guard):
             grown[schedule.appended.who] = True  # −1 marks the spare last entry
             fresh = known & grown[safe]
         now.ids, now.order, now.drafts, now.planned = ids, order, drafts, True
-        now.partial = start + tokens < np.asarray(prefill)[: len(ids)] if prefill is not None else None
+        now.partial = None
+        if prefill is not None:
+            now.partial = (start >= 0) & (start + tokens < np.asarray(prefill)[: len(ids)])
         shadow = schedule.shadow
         plan = Plan(
             step=schedule.step,
