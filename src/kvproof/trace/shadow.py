@@ -91,6 +91,18 @@ class Shadow:
         self._count(group, blocks, 1)
         return start
 
+    def append_one(self, group: int, row: int, block: int) -> int:
+        """``append`` of one block that is known to be in range, without numpy's machinery."""
+        counts, table = self.counts[group], self.tables[group]
+        column = int(counts[row])
+        if column >= table.shape[1]:
+            self._grow_columns(group, column + 1)
+            table = self.tables[group]
+        table[row, column] = block
+        counts[row] = column + 1
+        self.uses[group][block] += 1
+        return column
+
     def cut(self, group: int, row: int, count: int) -> None:
         """Undo the last ``append`` of ``count`` blocks."""
         stop = int(self.counts[group][row])

@@ -159,31 +159,35 @@ class Steady:
 
     def _take(self, appended: Sequence[Any]) -> list[tuple[int, int, int, list[int]]] | None:
         """Append the new blocks, each in range and unused; None (and nothing appended) when one is not."""
-        shadow, found = self._shadow, []
-        fresh: set[tuple[int, int]] = set()
+        shadow, count = self._shadow, len(self._groups)
+        found: list[tuple[int, int, int, list[int]]] = []
         for i, per_group in enumerate(appended):
             if per_group is None:
                 continue
-            if len(per_group) != len(self._groups):
+            if len(per_group) != count:
+                self._give_back(found)
                 return None
             for group, blocks in enumerate(per_group):
-                uses = shadow.uses[group]
+                if not blocks:
+                    continue
+                uses, row = shadow.uses[group], self._rows[i]
+                taken: list[int] = []
+                found.append((i, group, int(shadow.counts[group][row]), taken))
                 for block in blocks:
-                    if not isinstance(block, int) or not 0 < block < len(uses) or uses[block]:
+                    # A block appended twice in this step is in use the second time.
+                    known = isinstance(block, int) and 0 < block < len(uses) and not uses[block]
+                    if not known or (self._referenced is not None and not self._referenced(group, block)):
+                        self._give_back(found)
                         return None
-                    if (group, block) in fresh or (self._referenced and not self._referenced(group, block)):
-                        return None
-                    fresh.add((group, block))
-                if blocks:
-                    found.append((i, group, int(shadow.counts[group][self._rows[i]]), list(blocks)))
-        for i, group, _, blocks in found:
-            shadow.append(group, self._rows[i], np.array(blocks))
+                    shadow.append_one(group, row, block)
+                    taken.append(block)
         return found
 
     def _give_back(self, grown: list[tuple[int, int, int, list[int]]]) -> None:
         """Take back what this step appended, so that the general way reads the output once."""
         for i, group, _, blocks in reversed(grown):
-            self._shadow.cut(group, self._rows[i], len(blocks))
+            if blocks:
+                self._shadow.cut(group, self._rows[i], len(blocks))
 
     def _enter(self, starts: list[int]) -> list[tuple[int, int, int, int]] | None:
         """Requests that enter a block with this token, with that block; None when one has none, or not for itself."""
@@ -281,7 +285,8 @@ def digest_of_beat(beat: Beat) -> int:
     value = zlib.crc32(struct.pack(f"{len(beat.starts)}q", *beat.starts), beat.digest)
     if beat.grown:
         cells = [(i, g, first + n, b) for i, g, first, blocks in beat.grown for n, b in enumerate(blocks)]
-        value = zlib.crc32(np.array(cells, np.int64).T.tobytes(), value)
+        for part in zip(*cells, strict=True):
+            value = zlib.crc32(struct.pack(f"{len(part)}q", *part), value)
     return value
 
 
