@@ -127,6 +127,8 @@ def run_summary(args: argparse.Namespace) -> int:
     """0 clean, 1 violations or errors, 2 no log."""
     try:
         found = summary.summarize(open_log(args.path))
+        if not found.events:
+            raise NoLogError(f"{args.path}: no event of kv_trace in it")
     except (NoLogError, OSError) as error:
         return refuse("trace summary", _line(error))
     if args.json:

@@ -27,9 +27,9 @@ ATTRIBUTE = "kv_trace"
 class TraceViolation(RuntimeError):  # noqa: N818  it is what kv.violation reports
     """A rule broke and ``action`` is ``raise``. ``violations`` holds all findings of the boundary."""
 
-    def __init__(self, violations: Sequence[Violation], trace: str | None):
+    def __init__(self, violations: Sequence[Violation], trace: str | None, text: str | None = None):
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        super().__init__(f"kv_trace {trace or 'outside a step'}: {violations[0]}{more}")
+        super().__init__(f"kv_trace {trace or 'outside a step'}: {text or violations[0]}{more}")
         self.violations = tuple(violations)
 
 
@@ -104,6 +104,7 @@ class Guard:
     def start(self, rules: Sequence[str], groups: Sequence[Group], parallel: Parallel, **facts: Any) -> None:
         """Say that the guard is in place. ``rules`` are those that can be judged on this side."""
         wanted = set(self.options.enabled_rules())
+        self.judge.leave_out(self.skipped)
         self.facts = {
             "kvproof": __version__,
             "vllm": _version_of_vllm(),
@@ -194,7 +195,8 @@ class Guard:
             )
             self._tell(violation)
         if self.options.action == "raise" and any(v.rule != "handover_missing_trace" for v in violations):
-            raise TraceViolation(violations, None if self.step is None else f"{self.engine}-{self.step}")
+            trace = None if self.step is None else f"{self.engine}-{self.step}"
+            raise TraceViolation(violations, trace, self.sink.readable(str(violations[0])))
 
     def _tell(self, violation: Violation) -> None:
         """The operator's line: a rule's first findings, then only each power of two, so that a log stays readable."""

@@ -80,7 +80,7 @@ def parse(additional_config: Any) -> Options:
     redact = {True: "all", False: "tokens"}.get(redact, redact) if isinstance(redact, bool) else redact
     values["redact"] = _one_of("redact", redact, REDACTIONS)
     path = values.get("path")
-    if path is not None and (not isinstance(path, str) or not path.strip()):
+    if path is not None and (not isinstance(path, str) or not path.strip() or "\0" in path):
         raise ValueError(f"{KEY}.path: {path!r} is not the name of a directory")
     content = values.get("content", 0)
     values["content"] = (

@@ -103,8 +103,11 @@ def _install(module: str, name: str, *args: Any) -> Any:
 
     try:
         return getattr(importlib.import_module(f"kvproof.trace.{module}"), name)(*args)
-    except Exception:
+    except Exception as error:
+        from kvproof.trace.guard import Guard
         from kvproof.trace.writer import LOGGER
 
         LOGGER.exception("kv_trace: %s could not be put in place; the engine runs without it", name)
+        # The log says so too: whoever reads only the worker's file must learn why no step has a trace.
+        Guard(args[-1], "scheduler" if module == "scheduler_side" else "worker", None, 0).failed(name, error)
         return None

@@ -71,6 +71,7 @@ class WorkerGuard(Guard):
         self._buffers: Any = None
         self._adaptive = False
         self._previous: int | None = None
+        self._untraced = False
         self._now: Step | None = None
         self._in_dummy = False
         self._state_rows_dummy = False
@@ -198,9 +199,12 @@ class WorkerGuard(Guard):
         if declarer is None or (mark is None and all(name.startswith("_") for name in ids)):
             return
         if mark is None:
+            declarer.read(output, 0)  # its block deltas count all the same
             if self._previous is not None:
                 self._previous += 1  # the step exists, it only came without its trace
-            declarer.read(output, 0)  # its block deltas count all the same
+            elif self._untraced:
+                return  # no step was ever traced: the scheduler has no guard, which is said once
+            self._untraced = True
             self.examine(Handover(None, self._previous, False, None, None, ids, [], []))
             return
         engine, step, sent, metadata_sent, allocated = mark

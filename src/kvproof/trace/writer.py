@@ -139,7 +139,7 @@ class Sink:
         self.path: Path | None = None
         self.dropped = 0
         if options.path is not None:
-            self.path = Path(options.path) / f"kv_trace-{role}-{socket.gethostname()}-{os.getpid()}.jsonl"
+            self.path = Path(options.path).expanduser() / f"kv_trace-{role}-{socket.gethostname()}-{os.getpid()}.jsonl"
         self._steps = self.path is not None or LOGGER.isEnabledFor(logging.DEBUG)
         _pump(self)
 
@@ -163,6 +163,10 @@ class Sink:
         self._queue.append(event)
         if urgent:
             self.flush()
+
+    def readable(self, text: str) -> str:
+        """A message as it may leave this process: request ids hashed when the options say so."""
+        return self._redactor.text(text) if self._redactor else text
 
     def emit_later(self, build: Callable[[], dict[str, Any]]) -> None:
         """Queue an event that the writer's thread builds; whatever it is built from must not change any more."""
@@ -207,12 +211,15 @@ class Sink:
         data = b"\n".join(lines) + b"\n"
         try:
             self._append(data)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self.dropped += len(batch)
             self._close()
-            self._warn(f"{self.path}: {error.strerror or error}; events are dropped until it can be written again")
+            reason = getattr(error, "strerror", None) or error
+            self._warn(f"{self.path}: {reason}; events are dropped until it can be written again")
 
     def _append(self, data: bytes) -> None:
+        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:
+            self._close()  # somebody removed the file; what would follow would be lost unseen
         if self._fd is None:
             assert self.path is not None
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,8 @@ TYPES = {
 FORMATS = ("table", "json", "csv", "parquet")
 SHOWN = 50
 """Rows of a table on the screen; the other formats have all."""
+LONGEST_LINE = 1 << 28
+"""Bytes of the longest line DuckDB takes: kv.bind can hold whole prompts."""
 CELL = 200
 """Characters of a cell on the screen."""
 BATCH = 2048
@@ -58,7 +60,19 @@ class Rows:
 
 
 def connect(log: Log) -> duckdb.DuckDBPyConnection:
-    """A connection with the views of ``log``. Each view exists, also when the log has no such event."""
+    """A connection with the views of ``log``. Each view exists, also when the log has no such event.
+
+    BadQueryError, one line, when DuckDB cannot read one of the files.
+    """
+    import duckdb
+
+    try:
+        return _connect(log)
+    except (duckdb.Error, RuntimeError) as error:
+        raise BadQueryError(one_line(error)) from None
+
+
+def _connect(log: Log) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect(
@@ -76,7 +90,7 @@ def connect(log: Log) -> duckdb.DuckDBPyConnection:
     connection.execute(
         f"CREATE VIEW events AS SELECT {', '.join(_name(f.name) for f in COMMON)}, {_UTC}, {_FILE}, line FROM "
         f"(SELECT {common}, json AS line, filename FROM read_ndjson_objects([{files}], ignore_errors = true, "
-        "filename = true)) WHERE event IS NOT NULL AND time IS NOT NULL"
+        f"filename = true, maximum_object_size = {LONGEST_LINE})) WHERE event IS NOT NULL AND time IS NOT NULL"
     )
     return connection
 
@@ -97,9 +111,11 @@ def select(connection: duckdb.DuckDBPyConnection, sql: str) -> Rows:
 
     try:
         cursor = connection.execute(sql)
-        description = cursor.description or []
+        description = (cursor.description or []) if cursor is not None else []
     except (duckdb.Error, RuntimeError) as error:
         raise BadQueryError(one_line(error)) from None
+    if cursor is None:
+        raise BadQueryError("no statement in the SQL")
 
     def rows() -> Iterator[Sequence[Any]]:
         while True:
@@ -241,7 +257,7 @@ def _reader(files: str, fields: Sequence[Field]) -> str:
     columns = ", ".join(f"{_quoted(field.name)}: {_quoted(sql_type(field))}" for field in fields)
     return (
         f"read_json([{files}], format = 'newline_delimited', ignore_errors = true, filename = true, "
-        f"columns = {{{columns}}})"
+        f"maximum_object_size = {LONGEST_LINE}, columns = {{{columns}}})"
     )
 
 

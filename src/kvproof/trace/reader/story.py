@@ -73,7 +73,9 @@ def advice(found: Explanation) -> Iterator[str]:
     others = {name for name, _, _ in found.holders} - {found.place.request}
     if others and found.block:
         yield f"doubt the other request's answer as well: {', '.join(sorted(others)[:3])} uses block {found.block}"
-    if event.get("action") == "log":
+    if event.get("rule") == "handover_missing_trace":
+        yield "this rule never raises: look for a kv.error of the scheduler's guard, which could not be put in place"
+    elif event.get("action") == "log":
         yield "to stop at the first wrong step, set kv_trace.action to raise"
 
 

@@ -37,12 +37,17 @@ STALE_S = 15.0
 """Seconds without a line after which the picture says so."""
 
 
+PATIENCE = 4
+"""Looks after which a file that was not seen any more is forgotten."""
+
+
 class Tail:
     """Reads what was appended since the last look. A file is known by its inode, so a rename reads nothing twice."""
 
     def __init__(self, path: Path):
         self._path = path
         self._offsets: dict[tuple[int, int], int] = {}
+        self._missed: Counter[tuple[int, int]] = Counter()
         self.damage = Damage()
 
     def poll(self) -> Iterator[tuple[Source, Data]]:
@@ -72,7 +77,9 @@ class Tail:
                         elif not line.isspace():
                             self.damage.corrupt += 1
                     self._offsets[key] = offset
-        self._offsets = {key: offset for key, offset in self._offsets.items() if key in seen}
+        # A file that is renamed between listing and opening is there again at the next look.
+        self._missed = Counter({key: self._missed[key] + 1 for key in self._offsets if key not in seen})
+        self._offsets = {key: offset for key, offset in self._offsets.items() if self._missed[key] < PATIENCE}
 
     def _sources(self) -> list[Source]:
         if self._path.is_dir():
@@ -124,6 +131,9 @@ class Picture:
             free = number(event, "free")
             if free is not None:
                 self.free[engine] = free
+            if name == "kv.release":
+                # The next kv.bind adds it again when it lives on.
+                self.live.setdefault(engine, set()).discard(str(event.get("request")))
         elif name == "kv.violation":
             self.violations[str(event.get("rule"))] += 1
             if self.last_violation is None or at >= self.last_violation["time"]:

@@ -54,7 +54,7 @@ def handover_sequence_gap(h: Handover) -> Iterator[Violation]:
         yield Violation(
             "handover_sequence_gap",
             f"step {h.previous + 1}, after step {h.previous}",
-            f"step {h.step}, {h.step - h.previous - 1} steps missing",
+            f"step {h.step}, {h.step - h.previous - 1} step(s) missing",
         )
 
 
