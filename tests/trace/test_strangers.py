@@ -95,7 +95,7 @@ def test_a_removed_log_directory_is_made_again(tmp_path: Path) -> None:
 
 
 def test_nul_in_a_path_is_refused_and_would_not_raise_in_the_sink(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="kv_trace.path"):
+    with pytest.raises(ValueError, match=r"kv_trace\.path"):
         parse({"kv_trace": {"path": "a\0b"}})
     sink = Sink(Options(enabled=True, path=str(tmp_path / "a\0b")), "worker")
     sink.emit({**EVENT, "event": "kv.error"})
