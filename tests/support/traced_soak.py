@@ -188,7 +188,7 @@ GROUNDS = {
         ),
         Ground(
             "mamba-tight", 50, ("state_groups", "preempted", "chunked"), model="tiny-qwen3-next", longest=4,
-            engine={**SMALL, "num_blocks": 24, "max_num_batched_tokens": 100}, outputs=(1, 20, 60), options=CONTENT,
+            engine={**SMALL, "num_blocks": 20, "max_num_batched_tokens": 100}, outputs=(1, 20, 60), options=CONTENT,
         ),
         Ground(
             "mamba-async", 50, ("state_groups", "ahead"), model="tiny-qwen3-next", longest=4,
@@ -310,6 +310,7 @@ class Tally:
                 handler(event)
 
     def _kv_enabled(self, event: dict[str, Any]) -> None:
+        self.seen["events_judged"] += "events_disagree_with_pool" in event["rules"]
         for group in event["groups"]:
             self.seen["windowed_groups"] += group["kind"] == "sliding"
             self.seen["state_groups"] += group["kind"] == "state"
@@ -562,9 +563,8 @@ def play(ground: Ground, seed: int, models: Path, guard: str = "on") -> dict[str
             _end(engine)
     seen = tally.seen + traffic.asked
     if guard == "on":
-        judged = counters["scheduler"]["judged"].get("PoolState", 0)
         seen["aborted"] = len(tally.stopped & traffic.aborted)
-        seen["events_judged"] = judged - counters["scheduler"]["skipped"].get("events_disagree_with_pool", 0)
+        seen["events_judged"] *= counters["scheduler"]["judged"].get("PoolState", 0)
         seen["window_releases"] = seen["released_while_running"] if seen["windowed_groups"] else 0
     return {
         "ground": ground.name,
