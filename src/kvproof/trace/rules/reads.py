@@ -196,7 +196,8 @@ def plan_seq_len_mismatch(plan: Plan) -> Iterator[Violation]:
     boundary="read",
     predicate="every block that is read, and every state block, is inside the cache",
     fields=_TABLES,
-    skips="columns that are not read; between whole checks only rows that grew and each row's last column",
+    skips="columns that are not read; between full checks only rows that grew, last columns, and in steady steps the "
+    "columns just entered",
     meaning="Attention would read outside the KV cache.",
 )
 def read_outside_cache(plan: Plan) -> Iterator[Violation]:
@@ -213,7 +214,7 @@ def read_outside_cache(plan: Plan) -> Iterator[Violation]:
     predicate="no column that attention reads holds the null block",
     fields=_TABLES,
     skips="columns below the window, state and cross-attention groups, columns nobody declared, redirected writes; "
-    "between whole checks only rows that grew and each row's last column",
+    "between full checks only rows that grew, last columns, and in steady steps the columns just entered",
     meaning="Attention reads the null block, which holds nobody's KV, as part of a request's context.",
 )
 def read_null_block(plan: Plan) -> Iterator[Violation]:
@@ -233,7 +234,7 @@ def read_null_block(plan: Plan) -> Iterator[Violation]:
     predicate="every column that attention reads holds the declared block",
     fields=(*_TABLES, *_BLOCKS),
     skips="columns below the window or beyond the declaration, state and cross-attention groups, redirected writes; "
-    "between whole checks only rows that grew and each row's last column",
+    "between full checks only rows that grew, last columns, and in steady steps the columns just entered",
     yields_to=("plan_request_set_mismatch", "read_outside_cache", "read_null_block"),
     meaning="Attention reads a block that is not, or no longer, this request's.",
 )
