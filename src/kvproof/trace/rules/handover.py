@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kvproof.findings.text import counted
 from kvproof.trace.records import Handover
 from kvproof.trace.rules.model import Violation, rule
 
@@ -54,7 +55,7 @@ def handover_sequence_gap(h: Handover) -> Iterator[Violation]:
         yield Violation(
             "handover_sequence_gap",
             f"step {h.previous + 1}, after step {h.previous}",
-            f"step {h.step}, {h.step - h.previous - 1} step(s) missing",
+            f"step {h.step}, {counted(h.step - h.previous - 1, 'step')} missing",
         )
 
 
