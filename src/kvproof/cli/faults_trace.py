@@ -15,7 +15,7 @@ from kvproof.cli.check import refuse
 from kvproof.faults.trace.catalogue import CATALOGUE, KINDS, UNREACHABLE, select
 from kvproof.faults.trace.model import Outcome, Place
 from kvproof.faults.trace.run import TraceProof, prove
-from kvproof.findings.text import printable
+from kvproof.findings.text import counted, printable
 
 PROOF_FAILED = 1
 
@@ -87,7 +87,8 @@ def render(proof: TraceProof, console: Console) -> None:
     console.print(
         Text.assemble(
             (word, style),
-            f"  {caught} of {len(proof.faults)} planted faults caught at their exact place, {len(proof.rules)} rules, "
+            f"  {caught} of {len(proof.faults)} planted faults caught at their exact place, "
+            f"{counted(len(proof.rules), 'rule')}, "
             f"{proof.seconds:.0f} s",
         )
     )

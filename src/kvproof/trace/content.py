@@ -45,7 +45,7 @@ def chain(tokens: Ints, start: int = 0, before: int = 0) -> Chain:
 class ContentBook:
     """Stamps and checksums of one worker. Its cost is a loop over the step's requests; it is off by default."""
 
-    def __init__(self, guard: WorkerGuard, kv_cache_config: Any):
+    def __init__(self, guard: WorkerGuard):
         self.guard = guard
         self.groups = [group for group in guard.groups if group.slotted and guard.parallel.dcp_size == 1]
         self.stamps = {g.index: np.zeros(g.num_blocks * g.block_size, np.uint64) for g in self.groups}

@@ -7,6 +7,7 @@ are skipped. Names are those of vLLM 0.30 to 0.33 and vllm-ascend 0.30.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -93,16 +94,26 @@ def budget_of(scheduler: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def cached_entries(pool: Any) -> int | None:
-    """Prefix-cache entries in a pool, a block under two hashes counted twice; None when they cannot be seen."""
+def cached_entries(pool: Any) -> Counter[tuple[int, int]] | None:
+    """Prefix-cache entries in a pool by (group, hash), one per block; None when they cannot be seen."""
     entries = getattr(getattr(pool, "cached_block_hash_to_block", None), "_cache", None)
     if not isinstance(entries, dict):
         return None
-    return sum(len(value) if isinstance(value, dict) else 1 for value in entries.values())
+    found: Counter[tuple[int, int]] = Counter()
+    for key, value in entries.items():
+        # A pool's key is the block hash with the group's number behind it, 4 bytes.
+        group, block_hash = int.from_bytes(key[-4:], "big"), _low64(key[:-4])
+        found[group, block_hash] += len(value) if isinstance(value, dict) else 1
+    return found
+
+
+def _low64(block_hash: bytes | int) -> int:
+    """The low 64 bits of a hash, which are all that events carry when they are told to use integers."""
+    return (block_hash if isinstance(block_hash, int) else int.from_bytes(block_hash, "big")) & (1 << 64) - 1
 
 
 def event_changes(events: Any) -> Iterator[tuple[str, Any]]:
-    """(stored | removed | cleared, (group, hash)) of KV cache events."""
+    """(stored | removed | cleared, (group, hash)) of KV cache events; hashes as ``cached_entries`` has them."""
     for event in events:
         kind = type(event).__name__
         if kind == "AllBlocksCleared":
@@ -110,7 +121,7 @@ def event_changes(events: Any) -> Iterator[tuple[str, Any]]:
         elif kind in ("BlockStored", "BlockRemoved"):
             group = getattr(event, "group_idx", None)
             for value in event.block_hashes:
-                yield ("stored" if kind == "BlockStored" else "removed"), (group, value)
+                yield ("stored" if kind == "BlockStored" else "removed"), (group, _low64(value))
 
 
 def runner_kind(runner: Any) -> str | None:

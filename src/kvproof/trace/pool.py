@@ -152,13 +152,14 @@ class PoolBook:
         """Blocks the connector holds on purpose."""
         return len(self._by_connector)
 
-    def cached(self) -> tuple[int | None, int | None]:
-        """(prefix-cache entries by the event stream, entries in the pool); None, None without events."""
-        if not self._events:
-            return None, None
+    def cached(self) -> tuple[int | None, int | None, int | None]:
+        """(prefix-cache entries by the event stream, entries in the pool, announced ones it lacks); None: no events."""
+        entries = native.cached_entries(self.pool) if self._events else None
+        if entries is None:
+            return None, None, None
         stored = Counter(self._stored)
         self._note(stored, self.pool.kv_event_queue)
-        return sum(stored.values()), native.cached_entries(self.pool)
+        return stored.total(), entries.total(), (stored - entries).total()
 
     @staticmethod
     def _note(stored: Counter[Any], events: Any) -> None:

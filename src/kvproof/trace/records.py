@@ -126,7 +126,6 @@ class Schedule:
     references: Ints | None = None
     held: Ints | None = None
     redirected: bool = False
-    lookahead: int = 0
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -377,7 +376,8 @@ class PoolState:
 
     ``free`` and ``total`` are blocks (total counts the null block); ``kept`` are blocks somebody other than a request
     holds on purpose. ``leftover`` maps a request the scheduler has forgotten to the number of blocks still bound to it.
-    ``cached_by_events`` and ``cached_in_pool`` count prefix-cache entries (None: events are off).
+    ``cached_by_events`` and ``cached_in_pool`` count prefix-cache entries, ``missing_in_pool`` those that were
+    announced and are not there (None: events are off).
     """
 
     idle: bool

@@ -378,7 +378,7 @@ class SchedulerGuard(Guard):
                         held = sum(not block.is_null for block in blocks)
                         if held and name not in requests:
                             leftover[name] = leftover.get(name, 0) + held
-            by_events, in_pool = book.cached()
+            by_events, in_pool, missing = book.cached()
             state = PoolState(
                 idle=idle,
                 free=int(book.pool.get_num_free_blocks()),
@@ -387,7 +387,7 @@ class SchedulerGuard(Guard):
                 leftover=leftover,
                 cached_by_events=by_events,
                 cached_in_pool=in_pool,
-                missing_in_pool=None if by_events is None else 0,
+                missing_in_pool=missing,
             )
             self.examine(state)
 

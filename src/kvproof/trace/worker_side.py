@@ -46,7 +46,6 @@ class Step:
     slack: Ints | None
     whole: bool
     ids: list[str]
-    order: Ints | None = None
     drafts: Ints | None = None
     partial: Any = None
     planned: bool = False
@@ -74,7 +73,6 @@ class WorkerGuard(Guard):
         self._untraced = False
         self._now: Step | None = None
         self._in_dummy = False
-        self._state_rows_dummy = False
         self._pending: deque[tuple[Copies, Callable[[Copies], None], int | None]] = deque()
         config = vllm_config.scheduler_config
         self._optimistic = bool(getattr(config, "async_scheduling", False)) and (
@@ -169,7 +167,7 @@ class WorkerGuard(Guard):
             reason = f"the model samples {per_step} tokens per step, not one"
             self.skipped.update({name: reason for name, rule in RULES.items() if rule.family == "speculation"})
         if self.options.content:
-            self.content = ContentBook(self, config)
+            self.content = ContentBook(self)
         transfer = self.vllm_config.kv_transfer_config
         self.start(
             SIDE,
@@ -362,7 +360,7 @@ class WorkerGuard(Guard):
             grown = np.zeros(len(schedule.ids) + 1, np.bool_)
             grown[schedule.appended.who] = True  # −1 marks the spare last entry
             fresh = known & grown[safe]
-        now.ids, now.order, now.drafts, now.planned = ids, order, drafts, True
+        now.ids, now.drafts, now.planned = ids, drafts, True
         now.partial = None
         if prefill is not None:
             now.partial = (start >= 0) & (start + tokens < np.asarray(prefill)[: len(ids)])

@@ -148,6 +148,23 @@ class EntryWithoutEvent(TraceFault):
             self.expected = Place()
 
 
+class EntryUnderAnotherHash(TraceFault):
+    """An entry of the prefix cache stands under another hash than the event that announced it: the counts agree."""
+
+    rule = "events_disagree_with_pool"
+    engines = (CONTENT,)
+    story = "single"
+
+    def updated(self, call: Call) -> None:
+        entries = self.stage.pool.cached_block_hash_to_block._cache
+        if not self.stage.scheduler.requests and entries:
+            key, value = next(iter(entries.items()))
+            other = bytes([key[0], *(byte ^ 1 for byte in key[1:-4]), *key[-4:]])
+            entries[other] = entries.pop(key)
+            call.later(lambda: (entries.pop(other), entries.update({key: value})))
+            self.expected = Place()
+
+
 def early(fault: TraceFault, call: Call, name: str) -> None:
     """Give the first block of ``name`` back to the pool, and take it again when the guard has looked.
 
@@ -171,5 +188,5 @@ def told(fault: TraceFault, touched: list[object], freed: list[object] | None = 
 
 FAULTS: tuple[type[TraceFault], ...] = (
     NullBlockHandedOut, UsedBlockHandedOut, CountTooHigh, ReleasedTwice, ReleasedWhileRead, ReleasedWhileLoaded,
-    BlocksKeptAfterEnd, BlockLost, EntryWithoutEvent,
+    BlocksKeptAfterEnd, BlockLost, EntryWithoutEvent, EntryUnderAnotherHash,
 )  # fmt: skip
