@@ -251,10 +251,11 @@ class Guard:
         name: str,
         before: Callable[..., Any] | None = None,
         after: Callable[..., Any] | None = None,
+        inside: Callable[..., contextlib.AbstractContextManager[None]] | None = None,
     ) -> bool:
         """Put ``before(*args)`` and ``after(result, *args)`` around ``owner.name``, on this one object.
 
-        A native exception is recorded and propagates unchanged. False when the object has no such method.
+        ``inside(*args)`` is a context that lasts as long as the native call. A native exception is recorded and propagates unchanged. False when the object has no such method.
         """
         native = getattr(owner, name, None)
         if not callable(native):
@@ -265,7 +266,11 @@ class Guard:
             if before is not None:
                 before(*args, **kwargs)
             try:
-                result = native(*args, **kwargs)
+                if inside is None:
+                    result = native(*args, **kwargs)
+                else:
+                    with inside(*args, **kwargs):
+                        result = native(*args, **kwargs)
             except TraceViolation:
                 raise
             except Exception as error:

@@ -407,26 +407,10 @@ class SchedulerGuard(Guard):
             ("update_connector_output", None),
             ("has_pending_push_work", None),
         ):
-            call = getattr(connector, name, None)
-            if callable(call):
-                setattr(connector, name, self._inside_connector(connector, name, call, after))
-
-    def _inside_connector(self, connector: Any, name: str, call: Any, after: Any) -> Any:
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with self._connector_call():
-                try:
-                    result = call(*args, **kwargs)
-                except Exception as error:
-                    self.native(f"{type(connector).__name__}.{name}", error)
-                    raise
-            if after is not None:
-                after(result, *args, **kwargs)
-            return result
-
-        return inside
+            self.wrap(connector, name, after=after, inside=self._connector_call)
 
     @contextmanager
-    def _connector_call(self) -> Iterator[None]:
+    def _connector_call(self, *_: Any, **__: Any) -> Iterator[None]:
         outer, self.in_connector = self.in_connector, True
         try:
             yield

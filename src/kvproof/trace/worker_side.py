@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from kvproof.trace.content import ContentBook
 from kvproof.trace.copies import Copies, Views, on_host
 from kvproof.trace.declare import Declarer, digest
 from kvproof.trace.fast import plan_in_order, verification_in_order
-from kvproof.trace.guard import ATTRIBUTE, Guard, TraceViolation, standing_aside
+from kvproof.trace.guard import ATTRIBUTE, Guard, standing_aside
 from kvproof.trace.options import Options
 from kvproof.trace.records import (
     Content,
@@ -110,7 +111,7 @@ class WorkerGuard(Guard):
         runner = self.runner
         self.wrap(runner, "initialize_kv_cache", after=self._configured)
         self.wrap(runner, "execute_model", before=self._before_execute, after=self._after_execute)
-        self._wrap_dummy()
+        self.wrap(runner, "_dummy_run", inside=self._dummy_call)
         if self.kind == "v2":
             self.wrap(runner, "prepare_attn", after=self._after_prepare_attn)
             self.wrap(runner, "prepare_dummy_attn", after=self._after_prepare_dummy_attn)
@@ -120,28 +121,18 @@ class WorkerGuard(Guard):
         self.wrap(runner, "sample_tokens", after=self._after_sample)
         self.wrap(runner, "shutdown", before=self.last_words)
 
-    def _wrap_dummy(self) -> None:
-        dummy_run = getattr(self.runner, "_dummy_run", None)
-        if not callable(dummy_run):
-            return
-
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            outer, now, step = self._in_dummy, self._now, self.step
-            self._in_dummy, self._now, self.step = True, None, None
-            tokens = args[0] if args else kwargs.get("num_tokens")
-            if isinstance(tokens, int):
-                self.emit("boundary", kind="dummy", tokens=tokens)
-            try:
-                return dummy_run(*args, **kwargs)
-            except TraceViolation:
-                raise
-            except Exception as error:
-                self.native("_dummy_run", error)
-                raise
-            finally:
-                self._in_dummy, self._now, self.step = outer, now, step
-
-        self.runner._dummy_run = inside
+    @contextmanager
+    def _dummy_call(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """While a dummy run lasts there is no step."""
+        outer, now, step = self._in_dummy, self._now, self.step
+        self._in_dummy, self._now, self.step = True, None, None
+        tokens = args[0] if args else kwargs.get("num_tokens")
+        if isinstance(tokens, int):
+            self.emit("boundary", kind="dummy", tokens=tokens)
+        try:
+            yield
+        finally:
+            self._in_dummy, self._now, self.step = outer, now, step
 
     @standing_aside
     def _configured(
