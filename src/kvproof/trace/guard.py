@@ -255,7 +255,8 @@ class Guard:
     ) -> bool:
         """Put ``before(*args)`` and ``after(result, *args)`` around ``owner.name``, on this one object.
 
-        ``inside(*args)`` is a context that lasts as long as the native call. A native exception is recorded and propagates unchanged. False when the object has no such method.
+        ``inside(*args)`` is a context that lasts as long as the native call. A native exception is recorded and
+        propagates unchanged. False when the object has no such method.
         """
         native = getattr(owner, name, None)
         if not callable(native):
