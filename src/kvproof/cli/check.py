@@ -21,6 +21,7 @@ from kvproof.findings import terminal
 from kvproof.findings.case import MODES, PLATFORMS, RUNNERS, Case, ConnectorSpec
 from kvproof.findings.evidence import Evidence
 from kvproof.findings.model import USAGE_EXIT_CODE, Finding, Report, Verdict
+from kvproof.platforms.registry import platform
 
 ALL = ("layout", "bulk", "layerwise", "async")
 
@@ -57,6 +58,18 @@ def add_case_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--platform", default="cpu", choices=PLATFORMS, help="default: %(default)s")
     parser.add_argument("--runner", default="v1", choices=RUNNERS, help="vLLM's model runner (default: %(default)s)")
     parser.add_argument(
+        "--cuda-capability", default="", metavar="X.Y", help="declared compute capability; cuda-sim needs it"
+    )
+    parser.add_argument(
+        "--soc", default="", metavar="NAME", help="ascend910b, ascend910c or ascend950; ascend-sim needs it"
+    )
+    parser.add_argument(
+        "--declare-soc", action="store_true", help="allow a --soc other than the one vllm-ascend was built for"
+    )
+    parser.add_argument(
+        "--cudagraph-mode", default="", metavar="MODE", help="vLLM's cudagraph mode (default: eager)"
+    )
+    parser.add_argument(
         "--max-model-len", type=int, metavar="N", help="tokens; decides how many blocks are staged"
     )
     parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block (default: vLLM's)")
@@ -85,7 +98,7 @@ def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], con
     for name in ("tokens", "max_model_len"):
         if limit and (getattr(args, name, None) or 0) > limit:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: limit {limit}, the model's positions")
-    return Case(
+    case = Case(
         model=args.model,
         model_dir=str(model_dir),
         connector=connector,
@@ -97,7 +110,13 @@ def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], con
         block_size=args.block_size or 0,
         seed=args.seed,
         store=str(workdir / "store"),
+        cuda_capability=args.cuda_capability,
+        soc=args.soc,
+        declare_soc=args.declare_soc,
+        cudagraph_mode=args.cudagraph_mode,
     )
+    platform(case.platform).require(case)
+    return case
 
 
 def run(args: argparse.Namespace) -> int:

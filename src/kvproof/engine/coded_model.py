@@ -19,6 +19,8 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import initialize_model
 
+from kvproof.platforms.platform import Platform
+
 LOAD_FORMAT = "kvproof"
 NEXT_TOKEN = 7
 """The token every request generates. Which one does not matter, that it is known does."""
@@ -40,6 +42,13 @@ class Observer(Protocol):
 
 
 _observer: Observer | None = None
+_platform = Platform()
+
+
+def use(platform: Platform) -> None:
+    """Say which platform the models of this process are constructed for."""
+    global _platform
+    _platform = platform
 
 
 def observe(observer: Observer | None) -> None:
@@ -59,7 +68,7 @@ class CodedModelLoader(BaseModelLoader):
         del model, model_config
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
-        with torch.device("meta"):
+        with _platform.constructing():
             model = initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
         steps = _layer_steps(vllm_config)
         hidden_size = model_config.get_hidden_size()
@@ -72,11 +81,11 @@ class CodedModelLoader(BaseModelLoader):
                 _observer.begin_forward()
                 for step in steps:
                     step()
-            return torch.zeros(positions.shape[-1], hidden_size, dtype=dtype)
+            return _platform.zeros(positions.shape[-1], hidden_size, dtype=dtype)
 
         def compute_logits(self: nn.Module, hidden_states: torch.Tensor, *args: Any) -> torch.Tensor:
             del self, args
-            logits = torch.zeros(hidden_states.shape[0], VISIBLE_VOCABULARY)
+            logits = _platform.zeros(hidden_states.shape[0], VISIBLE_VOCABULARY, dtype=torch.float32)
             logits[:, NEXT_TOKEN] = 1
             return logits
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +48,19 @@ class Memory:
     """Resource id -> the runner's own view of it."""
 
 
-def read_layout(config: KVCacheConfig, forward_context: dict[str, Any], kv_lora_rank: int | None) -> Memory:
-    """Layout of one worker. ``forward_context`` maps layer names to modules with their bound ``kv_cache``."""
+def read_layout(
+    config: KVCacheConfig,
+    forward_context: dict[str, Any],
+    kv_lora_rank: int | None,
+    host: Callable[[torch.Tensor], torch.Tensor],
+) -> Memory:
+    """Layout of one worker. ``forward_context`` maps layer names to modules with their bound ``kv_cache``.
+
+    ``host`` gives a CPU tensor over the bytes of one of the platform's.
+    """
     groups, layer_specs = _groups(config)
-    views = {layer: _views(forward_context[layer]) for layer in layer_specs if layer in forward_context}
+    bound = [layer for layer in layer_specs if layer in forward_context]
+    views = {layer: [host(view) for view in _views(forward_context[layer])] for layer in bound}
     by_resource: dict[int, torch.Tensor] = {}
     storages: dict[int, int] = {}
     sizes: list[int] = []

@@ -51,7 +51,7 @@ from kvproof.oracles.engine_answers import (
     Step,
     judge,
 )  # fmt: skip
-from kvproof.platforms.cpu import RUNNER_V2_SUBSTITUTION
+from kvproof.platforms.triton_host import RUNNER_V2_SUBSTITUTION
 
 Progress = Callable[[str], None]
 

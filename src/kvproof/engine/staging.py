@@ -14,6 +14,9 @@ from typing import Any
 
 from kvproof.findings.case import DEFAULT_MAX_MODEL_LEN, HYBRID_MAX_MODEL_LEN, Case, ConnectorSpec
 from kvproof.findings.model import Substitution
+from kvproof.platforms import declaration
+from kvproof.platforms.platform import Platform, PlatformResolvedError
+from kvproof.platforms.registry import platform
 
 STEPS = {
     "create_engine_config": "VllmConfig",
@@ -31,6 +34,43 @@ STEPS = {
     "read_layout": "layout reading",
 }
 """Function on the stack -> step named to the user; the innermost match wins."""
+
+
+MODEL_SUBSTITUTIONS = (
+    Substitution(
+        "model loader (load_format kvproof)",
+        "W",
+        "the model is constructed on the meta device without weights",
+        "cache specs are attributes of the constructed layers, none is set after loading",
+    ),
+    Substitution(
+        "model.forward, model.compute_logits",
+        "K",
+        "attention kernels; the byte code is written where they would write, layer by layer, with vLLM's own "
+        "per-layer connector hooks around it",
+        "the layout is fixed before the first forward pass",
+    ),
+    Substitution(
+        "BlockPool.free_block_queue (order)",
+        "M",
+        "free blocks are handed out scattered and in descending runs, so that block ids taken as consecutive "
+        "or as equal on both ways are seen",
+        "any order of free blocks can occur in production; sizes and strides are untouched",
+    ),
+    Substitution(
+        "Scheduler.max_num_scheduled_tokens (layerwise mode)",
+        "E",
+        "the token budget of a step is lowered while the engine runs, so that prompts are cut inside blocks",
+        "a budget of the scheduler, read anew in every step; the layout was fixed before",
+    ),
+    Substitution(
+        "Executor.determine_available_memory -> num_gpu_blocks_override",
+        "P",
+        "the number of blocks is chosen for the scenarios instead of profiled",
+        "the production planner applies the override; page sizes and strides inside a block do not depend on it",
+    ),
+)
+"""What every staged engine substitutes, whatever the platform."""
 
 
 REASON = 400
@@ -65,6 +105,7 @@ class Staged:
     """A staged engine. ``core`` is vLLM's EngineCore, ``memory`` its KV memory and layout."""
 
     core: Any
+    platform: Platform
     runner: Any
     memory: Any
     kv_cache_config: Any
@@ -84,19 +125,15 @@ class Staged:
 
 def environment(case: Case) -> dict[str, str]:
     """Environment the staging process must be started with."""
-    from kvproof.engine import triton_cpu
-
-    env = {
+    return {
         "VLLM_PLUGINS": "",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONHASHSEED": "0",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if case.runner == "v2" else "0",
+        **platform(case.platform).environment(case),
     }
-    if case.runner == "v2":
-        env |= triton_cpu.ENVIRONMENT
-    return env
 
 
 def stage(case: Case, progress: Any = print) -> Staged:
@@ -106,7 +143,7 @@ def stage(case: Case, progress: Any = print) -> Staged:
     if wrong:
         raise RuntimeError(f"process started without the environment of the case: {wrong}")
     try:
-        return _stage(case, progress)
+        return _stage(case, platform(case.platform), progress)
     except UnknownConnectorError:
         raise
     except Exception as error:
@@ -121,13 +158,11 @@ def _step_of(error: BaseException) -> str:
     return step
 
 
-def _stage(case: Case, progress: Any) -> Staged:
-    from kvproof.engine import triton_cpu
-    from kvproof.platforms import cpu
-
+def _stage(case: Case, host: Platform, progress: Any) -> Staged:
+    if host.declares and not declaration.entered():
+        raise PlatformResolvedError("this interpreter started without the declaration of its case (python -S, -I, -E)")
     progress("importing vLLM")
-    if case.runner == "v2":
-        triton_cpu.register()
+    host.before_import(case)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core import EngineCore
@@ -135,12 +170,10 @@ def _stage(case: Case, progress: Any) -> Staged:
 
     from kvproof.engine import coded_model, layout_reader
 
-    substitutions = cpu.MODEL_SUBSTITUTIONS
+    coded_model.use(host)
     if case.connector is not None:
         _require(case.connector)
-        substitutions += cpu.install()
-    if case.runner == "v2":
-        substitutions += (cpu.RUNNER_V2_SUBSTITUTION, cpu.zero_blocks_on_host())
+    substitutions = MODEL_SUBSTITUTIONS + host.install(case)
 
     progress("building VllmConfig")
     max_model_len = case.max_model_len or max(DEFAULT_MAX_MODEL_LEN, 2 * case.tokens)
@@ -151,7 +184,7 @@ def _stage(case: Case, progress: Any) -> Staged:
             model=case.model_dir,
             skip_tokenizer_init=True,
             load_format=coded_model.LOAD_FORMAT,
-            enforce_eager=True,
+            **_graphs(case),
             max_model_len=length,
             max_num_seqs=8,
             max_num_batched_tokens=2 * length,
@@ -163,6 +196,7 @@ def _stage(case: Case, progress: Any) -> Staged:
             kv_transfer_config=None if case.connector is None else case.connector.kv_transfer_config(),
             seed=case.seed,
             **sizes,
+            **host.engine_arguments(case),
         ).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
     config = build(max_model_len)
@@ -185,10 +219,12 @@ def _stage(case: Case, progress: Any) -> Staged:
         runner.kv_cache_config,
         config.compilation_config.static_forward_context,
         getattr(text_config, "kv_lora_rank", None),
+        host.host,
     )
     kv = core.scheduler.kv_cache_config
     return Staged(
         core,
+        host,
         runner,
         memory,
         kv,
@@ -198,6 +234,13 @@ def _stage(case: Case, progress: Any) -> Staged:
         substitutions,
         versions(),
     )
+
+
+def _graphs(case: Case) -> dict[str, Any]:
+    """Eager unless the case names a cudagraph mode: on some platforms it is an input of the layout."""
+    if not case.cudagraph_mode:
+        return {"enforce_eager": True}
+    return {"compilation_config": {"cudagraph_mode": case.cudagraph_mode}}
 
 
 def _require(connector: ConnectorSpec) -> None:

@@ -20,7 +20,7 @@ KV_MEMORY = 1 << 29
 
 def environment(runner: str) -> dict[str, str]:
     """Environment a process must be started with to run a traced engine with model runner ``v1`` or ``v2``."""
-    from kvproof.engine import triton_cpu
+    from kvproof.platforms import triton_host
 
     env = {
         "VLLM_PLUGINS": "kvproof_trace",
@@ -32,7 +32,7 @@ def environment(runner: str) -> dict[str, str]:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
     if runner == "v2":
-        env |= triton_cpu.ENVIRONMENT
+        env |= triton_host.ENVIRONMENT
         # vLLM's profiling run of V2 leaves attention output unwritten; NaN in it stops the interpreter. glibc hands
         # out memory of zeros with this.
         env["MALLOC_PERTURB_"] = "255"
@@ -71,11 +71,10 @@ class TracedEngine:
         connector: Any = None,
         **engine_args: Any,
     ):
-        from kvproof.engine import triton_cpu
-        from kvproof.platforms import cpu
+        from kvproof.platforms import copies, cpu, triton_host
 
         if runner == "v2":
-            triton_cpu.register()
+            triton_host.register()
         from vllm import SamplingParams
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -86,7 +85,7 @@ class TracedEngine:
         if connector is not None:
             cpu.install()
         if runner == "v2":
-            cpu.zero_blocks_on_host()
+            copies.zero_blocks_on_host()
         self._request, self._sampling = EngineCoreRequest, SamplingParams
         self.logs = Path(tempfile.mkdtemp(prefix="kvproof-trace-"))
         extra = {} if options is None else {"kv_trace": {"enabled": True, "path": str(self.logs), **options}}

@@ -9,7 +9,7 @@ from typing import Any
 
 MODES = ("layout", "bulk", "layerwise", "async", "engine")
 RUNNERS = ("v1", "v2")
-PLATFORMS = ("cpu",)
+PLATFORMS = ("cpu", "cuda-sim", "ascend-sim")
 DEFAULT_TOKENS = 1024
 DEFAULT_MAX_MODEL_LEN = 1536
 """Tokens; fits every scenario at DEFAULT_TOKENS and blocks of up to 256 tokens."""
@@ -49,6 +49,10 @@ class Case:
     ``model`` is what the user named, ``model_dir`` the directory with config.json. ``tokens`` is the length of the
     longest prompt in tokens, 0 for automatic. ``store`` is the directory a connector may write to.
     ``seed`` decides the byte code, the prompts and the order of free blocks.
+
+    ``cuda_capability`` ("9.0") and ``soc`` ("ascend910b") are declared inputs: nothing guesses them. ``declare_soc``
+    lets the SoC differ from the one the installed build was made for. ``varied`` holds declared quantities that
+    must not move the layout (memory size, core count, device name); only ``kvproof ablate`` sets it.
     """
 
     model: str
@@ -62,6 +66,11 @@ class Case:
     block_size: int = 0
     seed: int = 0
     store: str = ""
+    cuda_capability: str = ""
+    soc: str = ""
+    declare_soc: bool = False
+    cudagraph_mode: str = ""
+    varied: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": "kvproof.case/1", **dataclasses.asdict(self)}

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from kvproof.engine.staging import environment
 from kvproof.findings.case import Case
 from kvproof.findings.text import PROGRESS
+from kvproof.platforms.declaration import declared
+from kvproof.platforms.registry import platform
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,11 @@ class Watched:
 
 
 def watch(module: str, arguments: Sequence[str], case: Case, progress: Callable[[str], None]) -> Watched:
-    """:func:`follow` with the environment of ``case``."""
-    return follow(module, arguments, environment(case), progress)
+    """:func:`follow` with the environment and the declarations of ``case``."""
+    if not platform(case.platform).declares:
+        return follow(module, arguments, environment(case), progress)
+    with declared(case) as extra:
+        return follow(module, arguments, {**environment(case), **extra}, progress)
 
 
 def follow(

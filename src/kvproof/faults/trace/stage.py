@@ -74,9 +74,9 @@ class Stage:
 
     def _start(self, chosen: Engine, model: Path) -> TracedEngine:
         if self.runner_kind == "v2":
-            from kvproof.engine import triton_cpu
+            from kvproof.platforms import triton_host
 
-            triton_cpu.register()  # before the first import of vLLM
+            triton_host.register()  # before the first import of vLLM
         if not model.exists():
             from kvproof.zoo import checkpoint, describe
 

@@ -1,12 +1,22 @@
-"""Lets vLLM's model runner V2 run on a CPU: Triton's interpreter behind a registered "cpu" backend."""
+"""Lets vLLM's model runner V2 run without a device: Triton's interpreter behind a registered backend."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+from kvproof.findings.model import Substitution
+
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Must be set before Python starts: Triton decides at import which of its functions stay compiled."""
+
+
+RUNNER_V2_SUBSTITUTION = Substitution(
+    "triton.backends.backends['cpu'], TRITON_INTERPRET=1",
+    "P",
+    "model runner V2 wants an active Triton driver; its kernels run in Triton's interpreter",
+    "the kernels are the published ones, interpreted; they fill block tables and slot mappings",
+)
 
 
 class _Driver:
@@ -15,12 +25,12 @@ class _Driver:
         return True
 
 
-def register() -> None:
-    """Register the backend. Call before vLLM is imported."""
+def register(backend: str = "cpu") -> None:
+    """Register ``backend`` as the active one. Call before vLLM is imported."""
     from triton.backends import backends
 
     registry: dict[str, Any] = backends
-    registry.setdefault("cpu", SimpleNamespace(driver=_Driver, compiler=None))
+    registry[backend] = SimpleNamespace(driver=_Driver, compiler=None)
     _take_masks_of_integers()
 
 

@@ -1,0 +1,76 @@
+"""What a platform is: what it declares, what it substitutes, and the few places where staging asks it.
+
+A platform object is cheap: constructing one imports neither torch nor vLLM. Its methods are called in this order, the
+first two in the process of the command line, the others in the child that stages the engine::
+
+    require  environment  |  declare  before_import  install  engine_arguments  constructing  host
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvproof.findings.case import Case
+from kvproof.findings.model import Substitution
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PlatformResolvedError(RuntimeError):
+    """Something imported torch or vLLM, and with it resolved the platform, before it could be declared."""
+
+
+class Platform:
+    """A platform that needs nothing; others override what they need."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for ``kvproof platforms``."""
+    register: ClassVar[tuple[Substitution, ...]] = ()
+    """Everything this platform may substitute, with the reason why the layout cannot notice."""
+    variations: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Name of a declared quantity that must not move the layout -> other values ``kvproof ablate`` tries."""
+    declares: ClassVar[bool] = False
+    """Whether every interpreter of the run must start with :meth:`declare`."""
+
+    def require(self, case: Case) -> None:
+        """ValueError, one line, where the case does not declare enough or this environment cannot run it."""
+
+    def environment(self, case: Case) -> dict[str, str]:
+        """Variables the staging process must be started with."""
+        del case
+        return {}
+
+    def declare(self, case: Case) -> None:
+        """Put declarations in place, in every interpreter of the run, before torch or vLLM are imported."""
+
+    def before_import(self, case: Case) -> None:
+        """In the child that stages, before it imports vLLM."""
+
+    def install(self, case: Case) -> tuple[Substitution, ...]:
+        """Stand-ins that need vLLM imported; returns the register of what this run substitutes."""
+        del case
+        return ()
+
+    def engine_arguments(self, case: Case) -> dict[str, Any]:
+        """Arguments of vLLM's EngineArgs that this platform decides."""
+        del case
+        return {}
+
+    def constructing(self) -> contextlib.AbstractContextManager[Any]:
+        """Context under which vLLM constructs the model without weights."""
+        import torch
+
+        return torch.device("meta")
+
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A CPU tensor over the same bytes; shape, strides and dtype are those of ``tensor``."""
+        return tensor
+
+    def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """A zero tensor where the runner expects the model's output."""
+        import torch
+
+        return torch.zeros(*shape, dtype=dtype)
