@@ -18,6 +18,7 @@ from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfe
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
 
 from kvproof.platforms.platform import Platform
 
@@ -68,7 +69,8 @@ class CodedModelLoader(BaseModelLoader):
         del model, model_config
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
-        with _platform.constructing():
+        # The attention layers ask for torch's default dtype, as they do under vLLM's own loaders.
+        with set_default_torch_dtype(model_config.dtype), _platform.constructing():
             model = initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
         steps = _layer_steps(vllm_config)
         hidden_size = model_config.get_hidden_size()

@@ -12,6 +12,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from kvproof.engine import compat
 from kvproof.findings.case import DEFAULT_MAX_MODEL_LEN, HYBRID_MAX_MODEL_LEN, Case, ConnectorSpec
 from kvproof.findings.model import Substitution
 from kvproof.platforms import declaration
@@ -273,9 +274,7 @@ def _block_count(vllm_config: Any, specs: list[dict[str, Any]]) -> int:
 
     Grouping is vLLM's; only the sum over its groups is ours.
     """
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
-
-    groups = get_kv_cache_groups(vllm_config, dict(specs[0]))
+    groups = compat.kv_cache_groups(vllm_config, specs[0])
     length = vllm_config.model_config.max_model_len
     per_prompt = sum(-(-length // g.kv_cache_spec.block_size) + 1 for g in groups)
     return 2 + per_prompt + (CONCURRENT_PROMPTS - 1) * max(4, per_prompt // 4) + SPARE_BLOCKS

@@ -51,6 +51,7 @@ def build(library: Library, binaries: Iterable[Path]) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    needs = [str(build(need, binaries)) for need in library.needs]
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         work = Path(directory)
         objects = []
@@ -65,7 +66,8 @@ def build(library: Library, binaries: Iterable[Path]) -> Path:
         built = work / library.soname
         _run(
             compiler, *FLAGS, f"-I{SOURCES}", "-shared", f"-Wl,-soname,{library.soname}",
-            f"-Wl,--version-script={versions}", str(stubs), *map(str, objects), "-o", str(built), "-lpthread", "-ldl",
+            f"-Wl,--version-script={versions}", str(stubs), *map(str, objects), "-o", str(built),
+            "-Wl,--no-as-needed", *needs, "-lpthread", "-ldl",
         )  # fmt: skip
         built.replace(target)
     return target
@@ -100,7 +102,8 @@ def _stubs(library: Library, symbols: frozenset[str]) -> str:
 def _versions(library: Library, symbols: frozenset[str]) -> str:
     """A linker version script: exported are the names of the library, under its version node if it has one."""
     names = "".join(f" {symbol};" for symbol in sorted(symbols) if library.owns(symbol))
-    return f"{library.version} {{ global:{names} local: *; }};\n"
+    exported = f"global:{names} " if names else ""
+    return f"{library.version} {{ {exported}local: *; }};\n"
 
 
 def _run(*command: str) -> None:

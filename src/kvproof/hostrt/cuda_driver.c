@@ -25,6 +25,17 @@ KVPROOF_EXPORT CUresult cuDeviceGetCount(int *count)
     return CUDA_ERROR_NO_DEVICE;
 }
 
+/* The CUDA runtime asks for every entry through this one; refused, it reports "no device" in its own words. */
+KVPROOF_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **entry, int version, uint64_t flags, int *status)
+{
+    (void)symbol, (void)version, (void)flags;
+    if (entry)
+        *entry = NULL;
+    if (status)
+        *status = 1; /* CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND */
+    return CUDA_ERROR_NO_DEVICE;
+}
+
 KVPROOF_EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
 {
     (void)error;

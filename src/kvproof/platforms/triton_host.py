@@ -25,12 +25,12 @@ class _Driver:
         return True
 
 
-def register(backend: str = "cpu") -> None:
-    """Register ``backend`` as the active one. Call before vLLM is imported."""
+def register(backend: str = "cpu", driver: Any = None) -> None:
+    """Register ``backend`` as the active one, with ``driver`` if it has one. Call before vLLM is imported."""
     from triton.backends import backends
 
     registry: dict[str, Any] = backends
-    registry[backend] = SimpleNamespace(driver=_Driver, compiler=None)
+    registry[backend] = SimpleNamespace(driver=driver or _Driver, compiler=None)
     _take_masks_of_integers()
 
 
