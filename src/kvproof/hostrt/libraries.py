@@ -35,5 +35,6 @@ HCCL = Library("libhccl.so", ("hccl.c",), r"H(ccl|com)\w*")
 GRAPH_ENGINE_RUNNER = Library("libge_runner.so", (), r"rt[A-Z]\w*")
 GRAPH_ENGINE = Library("libgraph.so", (), r"_ZNK?2ge\w*")
 ACL_CHANNEL = Library("libacl_tdt_channel.so", (), r"acltdt\w*")
-CANN = (ACL, ACL_COMPILER, HCCL, GRAPH_ENGINE_RUNNER, GRAPH_ENGINE, ACL_CHANNEL)
-"""What torch_npu links of CANN. Its graph engine and queues are never reached: every entry there is a stub."""
+TRANSFORMER_KERNELS = Library("libatb.so", (), r"_ZNK?3atb\w*")
+CANN = (ACL, ACL_COMPILER, HCCL, GRAPH_ENGINE_RUNNER, GRAPH_ENGINE, ACL_CHANNEL, TRANSFORMER_KERNELS)
+"""What torch_npu links of CANN. Where no source is named nothing is ever reached: every entry there is a stub."""

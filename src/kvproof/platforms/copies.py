@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,12 @@ SUBSTITUTIONS = (
         "E",
         "its copy thread; the copy runs when it is launched, so that two runs are identical",
         "production copy_blocks computes the lists; only the thread that runs it differs",
+    ),
+    Substitution(
+        "torch.Tensor.is_cuda during SingleDirectionOffloadingHandler.__init__",
+        "P",
+        "an assertion that the KV tensors are on a device",
+        "an assertion about placement; no size derives from it",
     ),
 )
 
@@ -103,12 +111,36 @@ def zero_blocks_on_host() -> Substitution:
     return ZERO_BLOCKS_SUBSTITUTION
 
 
+@contextlib.contextmanager
+def _tensors_count_as_cuda() -> Iterator[None]:
+    import torch
+
+    torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del torch.Tensor.is_cuda  # uncovers the attribute of the C base class
+
+
 def install() -> tuple[Substitution, ...]:
     """Replace the copy primitives. Needs vLLM imported; idempotent."""
     import vllm._custom_ops as ops
+    from vllm.v1.kv_offload.cpu import gpu_worker
     from vllm.v1.simple_kv_offload import copy_backend, cuda_mem_ops
 
     ops.swap_blocks_batch = swap_blocks_batch
     cuda_mem_ops._batch_memcpy = (_batch_memcpy, 0)
     copy_backend.DmaCopyBackend.launch_copy = _launch_copy  # type: ignore[method-assign]
+    handler = gpu_worker.SingleDirectionOffloadingHandler
+    if handler.__init__ is not _handler_init:
+        _production_init.append(handler.__init__)
+        handler.__init__ = _handler_init  # type: ignore[method-assign]
     return SUBSTITUTIONS
+
+
+_production_init: list[Any] = []
+
+
+def _handler_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    with _tensors_count_as_cuda():
+        _production_init[0](self, *args, **kwargs)

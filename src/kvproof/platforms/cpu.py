@@ -7,7 +7,6 @@ constructs one. It is idempotent.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from kvproof.findings.case import Case
@@ -29,12 +28,6 @@ SUBSTITUTIONS = (
         "P",
         "OffloadingConnector refuses the CPU before it plans anything",
         "selects the production CPUOffloadingWorker; sizes come from the registered tensors",
-    ),
-    Substitution(
-        "torch.Tensor.is_cuda during SingleDirectionOffloadingHandler.__init__",
-        "P",
-        "an assertion that the KV tensors are on a device",
-        "an assertion about placement; no size derives from it",
     ),
 )
 
@@ -75,17 +68,6 @@ class _DeviceLike:
         return getattr(self._platform, name)
 
 
-@contextlib.contextmanager
-def _tensors_count_as_cuda() -> Iterator[None]:
-    import torch
-
-    torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        del torch.Tensor.is_cuda  # uncovers the attribute of the C base class
-
-
 def install() -> tuple[Substitution, ...]:
     """Put the stand-ins in place and return their register."""
     import torch
@@ -93,7 +75,7 @@ def install() -> tuple[Substitution, ...]:
     if torch.Event is HostEvent:
         return SUBSTITUTIONS
     import vllm.v1.worker.cpu.shm  # noqa: F401  vLLM's CPU worker sets placeholders of its own; ours must come after
-    from vllm.v1.kv_offload.cpu import gpu_worker, spec
+    from vllm.v1.kv_offload.cpu import spec
 
     # torch.Event is a type the rest of torch uses in annotations only.
     torch.Event = HostEvent  # type: ignore[misc, assignment]
@@ -103,11 +85,4 @@ def install() -> tuple[Substitution, ...]:
         module.stream = contextlib.nullcontext  # type: ignore[assignment]
     copies.install()
     spec.current_platform = _DeviceLike(spec.current_platform)  # type: ignore[assignment]
-    production_init = gpu_worker.SingleDirectionOffloadingHandler.__init__
-
-    def handler_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _tensors_count_as_cuda():
-            production_init(self, *args, **kwargs)
-
-    gpu_worker.SingleDirectionOffloadingHandler.__init__ = handler_init  # type: ignore[method-assign]
     return SUBSTITUTIONS

@@ -1,6 +1,6 @@
 """What every interpreter of a run is told about the absent GPU, and where its tensors are put.
 
-Everything waits for the module it concerns to be imported, so that an interpreter that never imports torch pays nothing.
+Everything waits for the module it concerns to be imported: an interpreter that never imports torch pays nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvproof.platforms.streams import HostEvent, HostStream, current_stream
 
 
 def declare(device: Device) -> None:
-    """Arrange that torch, Triton and vLLM find ``device``. PlatformResolvedError if one of them was imported already."""
+    """Arrange that torch, Triton and vLLM find ``device``. PlatformResolvedError if one was imported already."""
     from wrapt import when_imported
 
     early = [name for name in ("torch", "vllm", "triton") if name in sys.modules]
@@ -51,8 +51,8 @@ def _answer_probes(torch: Any, device: Device) -> None:
         "is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True, "_is_in_bad_fork": False,
         "get_device_capability": device.capability, "get_device_name": device.name,
         "get_device_properties": properties, "mem_get_info": free_and_total, "memory_allocated": 0,
-        "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0, "get_arch_list": [f"sm_{major}{minor}"],
-        "is_bf16_supported": True, "is_current_stream_capturing": False,
+        "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
+        "get_arch_list": [f"sm_{major}{minor}"], "is_bf16_supported": True, "is_current_stream_capturing": False,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(torch.cuda, name, _constant(answer))

@@ -6,12 +6,12 @@ import importlib.metadata
 import json
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
 from kvproof.hostrt import build, libraries
-from kvproof.platforms import copies, triton_host
+from kvproof.platforms import copies
 from kvproof.platforms.cuda_sim.devices import GIB, device, require_supported
 from kvproof.platforms.cuda_sim.substitutions import SUBSTITUTIONS
 from kvproof.platforms.platform import Platform
@@ -26,7 +26,11 @@ class CudaSim(Platform):
     summary = "vLLM's published CUDA wheel, no GPU and no driver; --cuda-capability is declared"
     register = SUBSTITUTIONS
     declares = True
-    variations = {"memory_bytes": (24 * GIB, 512 * GIB), "cores": (16, 512), "name": ("NVIDIA Unheard-of 1",)}
+    variations: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "memory_bytes": (24 * GIB, 512 * GIB),
+        "cores": (16, 512),
+        "name": ("NVIDIA Unheard-of 1",),
+    }
 
     def require(self, case: Case) -> None:
         device(case.cuda_capability, case.varied)

@@ -1,0 +1,36 @@
+"""What every interpreter of a run is told about the absent NPU, before torch or vLLM are imported.
+
+Everything waits for the module it concerns, so that an interpreter that never imports torch pays nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kvproof.platforms.ascend_sim import absent
+from kvproof.platforms.ascend_sim.soc import BUILD_MODULE, Soc
+from kvproof.platforms.platform import PlatformResolvedError
+
+
+def declare(soc: Soc) -> None:
+    """Arrange that torch_npu and vllm-ascend find ``soc``. PlatformResolvedError if one of them was imported already."""
+    from wrapt import when_imported
+
+    early = [name for name in ("torch", "torch_npu", "vllm", "vllm_ascend") if name in sys.modules]
+    if early:
+        raise PlatformResolvedError(f"{early[0]} was imported before the SoC could be declared")
+    absent.announce()
+    when_imported(BUILD_MODULE)(lambda module: _declare_build(module, soc))
+    when_imported("torch_npu")(_replace_kernels)
+
+
+def _declare_build(module: Any, soc: Soc) -> None:
+    module.__device_type__ = soc.build
+
+
+def _replace_kernels(module: Any) -> None:
+    del module
+    from kvproof.platforms.ascend_sim import kernels
+
+    kernels.install()

@@ -1,0 +1,40 @@
+"""Work plans of attention kernels: how a kernel that is never launched would have split its work.
+
+Attention metadata carries them beside block tables and slot mappings. Nothing but the kernel reads them, so each is a
+tensor of the production shape filled with -1. They are registered as the CPU kernels of the wheel's own operators:
+operators that are not listed here raise, as torch does for every operator without a CPU kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+UNREAD = -1
+_libraries: list[Any] = []
+
+
+def install() -> None:
+    """Register the plans of every extension that is loaded. Needs vLLM imported; idempotent."""
+    import torch
+
+    if _libraries:
+        return
+    import vllm.vllm_flash_attn  # noqa: F401  loads the extensions whose operators are named below
+
+    for operator, plan in _PLANS.items():
+        namespace, _, name = operator.partition("::")
+        if hasattr(getattr(torch.ops, namespace), name):
+            library = torch.library.Library(namespace, "IMPL")
+            library.impl(name, plan, "CPU")
+            _libraries.append(library)
+
+
+def _flash_attention_3(batch_size: int, *rest: Any) -> Any:
+    """int32 ``[1 + 4 * batch size rounded up to 4]``: tiles per sequence and a semaphore."""
+    import torch
+
+    del rest
+    return torch.full((1 + (batch_size + 3) // 4 * 16,), UNREAD, dtype=torch.int32)
+
+
+_PLANS = {"_vllm_fa3_C::get_scheduler_metadata": _flash_attention_3}
