@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from kvproof.platforms.ascend_sim import absent
+from kvproof.platforms.ascend_sim.engine import without_warm_up
 from kvproof.platforms.ascend_sim.soc import BUILD_MODULE, Soc
 from kvproof.platforms.platform import PlatformResolvedError
 
@@ -23,6 +24,7 @@ def declare(soc: Soc) -> None:
     absent.announce()
     when_imported(BUILD_MODULE)(lambda module: _declare_build(module, soc))
     when_imported("torch_npu")(_replace_kernels)
+    when_imported("vllm_ascend.worker.worker")(without_warm_up)
 
 
 def _declare_build(module: Any, soc: Soc) -> None:

@@ -9,9 +9,12 @@ succeeds without doing its work; :func:`unhandled` lists what would be.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvproof.platforms.ascend_sim.hostview import host_view
+
+if TYPE_CHECKING:
+    import torch
 
 KEY = "PrivateUse1"
 
@@ -110,26 +113,36 @@ def _on_host(operator: Any) -> Callable[..., Any]:
                 return type(value)(to_host(v) for v in value)
             return value
 
-        def to_device(value: Any, original: Any) -> Any:
+        def to_device(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                return _back(value, seen, original)
+                return _back(value, seen)
             if isinstance(value, list | tuple):
-                return type(value)(to_device(v, None) for v in value)
+                return type(value)([to_device(v) for v in value]) if hasattr(value, "n_fields") else type(value)(map(to_device, value))
             return value
 
         host_args = [to_host(a) for a in args]
         host_kwargs = {k: to_host(v) for k, v in kwargs.items() if k != "pin_memory"}
         result = operator(*host_args, **host_kwargs)
+        if _leaves_device(kwargs):
+            return result
         written = list(_written(operator, args, kwargs))
         if written and not isinstance(result, list | tuple):
             _follow_resize(operator, host_args, host_kwargs, written)
             return written[0]
         if written:
-            return tuple(written) if len(written) == len(result) else to_device(result, None)
-        return to_device(result, None)
+            return tuple(written) if len(written) == len(result) else to_device(result)
+        return to_device(result)
 
     compute.__name__ = f"kvproof_{operator._schema.name.partition('::')[2]}"
     return compute
+
+
+def _leaves_device(kwargs: dict[str, Any]) -> bool:
+    """Whether the caller asked for a result that is not on the NPU."""
+    import torch
+
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type != "npu"
 
 
 def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
@@ -152,11 +165,10 @@ def _follow_resize(operator: Any, args: list[Any], kwargs: dict[str, Any], writt
         host_view(device).copy_(host)
 
 
-def _back(value: torch.Tensor, seen: dict[int, torch.Tensor], original: Any) -> torch.Tensor:  # noqa: F821
+def _back(value: torch.Tensor, seen: dict[int, torch.Tensor]) -> torch.Tensor:
     """The NPU tensor for a CPU result: a view where it aliases an argument, else a copy with the same strides."""
     import torch
 
-    del original
     owner = seen.get(value.untyped_storage().data_ptr()) if value.numel() else None
     if owner is not None:
         made = torch.empty(0, dtype=value.dtype, device=owner.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvproof.findings.case import Case
@@ -13,6 +12,7 @@ from kvproof.platforms.ascend_sim import cann
 from kvproof.platforms.ascend_sim.hostview import host_view
 from kvproof.platforms.ascend_sim.soc import GIB, require_build, soc
 from kvproof.platforms.ascend_sim.substitutions import SUBSTITUTIONS
+from kvproof.platforms.ascend_sim.weights import DEVICE, weightless
 from kvproof.platforms.platform import Platform
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ class AscendSim(Platform):
         del case
         return SUBSTITUTIONS
 
-    @contextlib.contextmanager
-    def constructing(self) -> Iterator[None]:
-        yield
+    def constructing(self) -> contextlib.AbstractContextManager[Any]:
+        return weightless()
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         return host_view(tensor)
@@ -78,7 +77,7 @@ class AscendSim(Platform):
     def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         import torch
 
-        return torch.zeros(*shape, dtype=dtype, device="npu")
+        return torch.zeros(*shape, dtype=dtype, device=DEVICE)
 
     def engine_arguments(self, case: Case) -> dict[str, Any]:
         del case

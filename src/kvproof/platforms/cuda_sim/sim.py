@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
 from kvproof.hostrt import build, libraries
-from kvproof.platforms import copies
+from kvproof.platforms import copies, tokenizers
 from kvproof.platforms.cuda_sim.devices import GIB, device, require_supported
 from kvproof.platforms.cuda_sim.substitutions import SUBSTITUTIONS
 from kvproof.platforms.platform import Platform
@@ -24,7 +24,7 @@ class CudaSim(Platform):
 
     name = "cuda-sim"
     summary = "vLLM's published CUDA wheel, no GPU and no driver; --cuda-capability is declared"
-    register = SUBSTITUTIONS
+    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION)
     declares = True
     variations: ClassVar[dict[str, tuple[Any, ...]]] = {
         "memory_bytes": (24 * GIB, 512 * GIB),
@@ -44,8 +44,7 @@ class CudaSim(Platform):
                 f"--platform cuda-sim: this environment has {here}, needs vLLM's CUDA wheel "
                 f"{' or '.join(SUPPORTED_VERSIONS)}; `make env-cuda`, then .venv-cuda/bin/kvproof"
             )
-        config = json.loads(Path(case.model_dir, "config.json").read_text(encoding="utf-8"))
-        require_supported(config["model_type"], case.cuda_capability)
+        require_supported(_config(case)["model_type"], case.cuda_capability)
 
     def environment(self, case: Case) -> dict[str, str]:
         site = Path(sysconfig.get_paths()["platlib"])
@@ -69,8 +68,17 @@ class CudaSim(Platform):
         kernels.install()
         copies.install()
         copies.zero_blocks_on_host()
+        config = _config(case)
+        text = config.get("text_config", config)
+        if text.get("engram_layer_ids") and tokenizers.missing(case.model_dir):
+            return (*SUBSTITUTIONS, tokenizers.stand_in("vllm.models.deepseek_v41.common.engram", text))
         return SUBSTITUTIONS
 
     def engine_arguments(self, case: Case) -> dict[str, Any]:
         del case
         return {"worker_cls": "kvproof.platforms.cuda_sim.worker.HostWorker"}
+
+
+def _config(case: Case) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(Path(case.model_dir, "config.json").read_text(encoding="utf-8"))
+    return config

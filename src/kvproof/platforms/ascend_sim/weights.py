@@ -1,0 +1,29 @@
+"""A model without weights on an NPU: what holds a weight is on the meta device, everything else really exists."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+DEVICE = "npu:0"
+
+
+@contextlib.contextmanager
+def weightless() -> Iterator[None]:
+    """Weights are made by ``torch.empty`` without a device. Tables that are computed (rope) must exist, so only those
+    calls go to the meta device."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Weightless(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            del types
+            kwargs = dict(kwargs or {})
+            if func is torch.empty and kwargs.get("device") is None:
+                kwargs["device"] = torch.device("meta")
+            return func(*args, **kwargs)
+
+    # The innermost mode is asked first: a call it leaves alone gets the device of the outer one.
+    with torch.device(DEVICE), Weightless():
+        yield
