@@ -54,6 +54,15 @@ CASE = {
 }
 VERSIONS = {"kvproof": "0.1.0", "vllm": "0.32.0", "torch": "2.11.0", "python": "3.11.2"}
 BLOCKS = [14, 3, 22, 9, 31, 5, 27, 18]
+STEP = {
+    "step": 0,
+    "requests": [
+        {"request": "A", "computed": 0, "scheduled": 128, "local": 0, "external": 0, "tables": [BLOCKS]},
+        {"request": "B", "computed": 112, "scheduled": 16, "local": 0, "external": 112, "tables": [BLOCKS]},
+        {"request": "C", "computed": 112, "scheduled": 16, "local": 0, "external": 112, "tables": [BLOCKS]},
+    ],
+}
+"""One line of a transcript: A computes 8 blocks, B and C get 7 of them back and compute one each."""
 
 
 @cache
@@ -114,7 +123,8 @@ def passing() -> Report:
         reason="8 oracles judged 301,989,888 bytes",
         oracles=[oracle(name) for name in ORACLES],
         groups=[
-            GroupPolicy(0, "FullAttentionSpec", 16, 36, "all", "every token of the hit", 33_030_144, 4_718_592),
+            GroupPolicy(0, "FullAttentionSpec", 16, 36, "all", "every token of the hit", 33_030_144, 4_718_592,
+                        computed_bytes=23_592_960),
         ],
         scenarios=[scenario(), scenario("layerwise/8 blocks"), scenario("bulk/chunked prefill"), scenario("bulk/k-1")],
         substitutions=[
@@ -124,6 +134,7 @@ def passing() -> Report:
         ],
         bytemaps=[ByteMap("bulk/8 blocks", "B", {0: BLOCKS}, pages)],
         layout=layout.to_json(),
+        kv_cache_config={"class": "KVCacheConfig", "num_blocks": 40, "kv_cache_groups": [{"layer_names": ["a"]}]},
         counters={"bytes_poisoned": 37_748_736, "connector_loads": 36, "connector_saves": 36},
         versions=VERSIONS,
     )

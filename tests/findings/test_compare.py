@@ -33,7 +33,7 @@ def write(path, report=None, log="INFO 11-29 16:06:32 pid=7 hello\nbye\n", step=
     writer = Evidence(path)
     writer.write_case(case or fakes.CASE)
     writer.write_layout(report.layout)
-    writer.append_transcript({"step": step, "seconds": 0.25, "blocks": [3, 1]})
+    writer.append_transcript(fakes.STEP | {"step": step, "seconds": 0.25})
     writer.log_path.write_text(log, encoding="utf-8")
     writer.write_report(report)
     return path
@@ -160,7 +160,7 @@ def test_command_says_in_words_what_differs(tmp_path, capsys):
     code, out, _ = run(capsys, a, b)
     assert code == 1
     assert 'verdict: "PASS" | "FAIL"' in out
-    assert "DIFFER  12 of 16 criteria equal" in out
+    assert "DIFFER  14 of 19 criteria equal" in out
     assert run(capsys, a, a)[0] == 0
 
 
@@ -168,7 +168,7 @@ def test_command_gives_json(tmp_path, capsys):
     a = write(tmp_path / "a")
     code, out, _ = run(capsys, a, a, "--json")
     data = json.loads(out)
-    assert (code, data["schema"], data["agree"], len(data["criteria"])) == (0, "kvproof.compare/1", True, 16)
+    assert (code, data["schema"], data["agree"], len(data["criteria"])) == (0, "kvproof.compare/1", True, 19)
 
 
 @pytest.mark.parametrize(
@@ -187,3 +187,106 @@ def test_command_refuses_what_is_no_evidence_in_one_line(tmp_path, capsys, file,
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert str(b) in err
+
+
+def test_every_criterion_says_whether_it_sees_the_platform(tmp_path):
+    a = write(tmp_path / "a")
+    found = criteria(a, a)
+    assert {c.sees_platform.partition(":")[0] for c in found.values()} == {"yes", "partly", "no"}
+    assert found["kv cache config"].sees_platform.startswith("no:")
+    assert found["layout strides"].sees_platform.startswith("yes:")
+
+
+def on(tmp_path, platform, **changes):
+    report = fakes.passing()
+    case = fakes.CASE | {"platform": platform}
+    report.case = case
+    for name, value in changes.items():
+        setattr(report, name, value)
+    return write(tmp_path / platform, report, log=f"INFO platform {platform}\n", case=case)
+
+
+def test_a_stand_in_and_a_real_card_agree_where_they_can(tmp_path):
+    a = on(tmp_path, "cuda-sim")
+    b = on(tmp_path, "cuda", substitutions=[], versions=fakes.VERSIONS | {"torch": "2.12.0"})
+    comparison = compare(a, b)
+    differ = {c.name for c in comparison.criteria if c.result == DIFFERENT}
+    assert differ == {"platform", "versions", "substitutions", "log"}
+    assert differ == {c.name for c in comparison.criteria if not c.decides}
+    assert comparison.agree
+
+
+def test_a_real_card_with_other_strides_disagrees_though_the_plan_is_one(tmp_path):
+    layout = copy.deepcopy(fakes.passing().layout)
+    for resource in layout["resources"]:
+        resource["row_axes"][0]["stride"] *= 2
+    comparison = compare(on(tmp_path, "cuda-sim"), on(tmp_path, "cuda", layout=layout))
+    found = {c.name: c for c in comparison.criteria}
+    assert found["kv cache config"].result == EQUAL
+    assert found["layout strides"].result == DIFFERENT
+    assert not comparison.agree
+
+
+def test_on_one_platform_everything_decides(tmp_path):
+    b = write(tmp_path / "b", log="other\n")
+    assert not compare(write(tmp_path / "a"), b).agree
+
+
+def test_another_plan_is_a_difference_of_its_own(tmp_path):
+    other = fakes.passing()
+    other.kv_cache_config = other.kv_cache_config | {"num_blocks": 41}
+    assert changed(write(tmp_path / "a"), write(tmp_path / "b", other)) == {
+        "kv cache config": "num_blocks: 40 | 41",
+    }
+
+
+def test_bytes_that_do_not_follow_from_layers_and_blocks_are_named(tmp_path):
+    other = fakes.passing()
+    other.groups = [replace(other.groups[0], computed_bytes=23_592_959)]
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", other)
+    said = "B: computed bytes of group 0: counted 23,592,959, derived 23,592,960"
+    assert criteria(a, b)["derived counters"].difference == said
+    assert not compare(b, b).agree
+
+
+def test_derived_counters_are_missing_for_a_run_that_failed(tmp_path):
+    a = write(tmp_path / "a", fakes.failing())
+    assert criteria(a, a)["derived counters"].missing_in == ("A", "B")
+
+
+def test_a_transcript_of_another_layout_is_refused(tmp_path):
+    a = write(tmp_path / "a")
+    (a / evidence.TRANSCRIPT).write_text(json.dumps({"requests": [{"request": "A"}]}) + "\n")
+    with pytest.raises(ValueError, match=r"transcript\.jsonl: does not fit the layout beside it"):
+        compare(a, a)
+
+
+PROOF = {
+    "schema": "kvproof.faults/1",
+    "faults": [
+        {"name": "layer-skipped", "caught": True, "oracle": "placement", "applicable": True, "seconds": 1.5,
+         "location": {"group": 0, "layer": "l.3", "resource": "K", "block": 7, "byte": 512}, "expected": None},
+    ],
+    "control": {"clean": True, "runs": [{"when": "before", "clean": True, "seconds": 0.5}]},
+    "seconds": 2.0,
+}  # fmt: skip
+
+
+def test_two_proofs_of_faults(tmp_path, capsys):
+    a, b = tmp_path / "a.json", tmp_path / "b"
+    b.mkdir()
+    other = copy.deepcopy(PROOF)
+    a.write_text(json.dumps(PROOF))
+    (b / evidence.FAULTS).write_text(json.dumps(other | {"seconds": 9.0}))
+    assert compare(a, b).agree
+    other["faults"][0]["location"]["byte"] = 513
+    (b / evidence.FAULTS).write_text(json.dumps(other))
+    assert changed(a, b) == {"fault localisation": "layer-skipped.location.byte: 512 | 513"}
+    assert run(capsys, a, b)[0] == 1
+
+
+def test_a_file_that_is_no_proof_of_faults_is_refused(tmp_path):
+    a = tmp_path / "a.json"
+    a.write_text("{}")
+    with pytest.raises(ValueError, match="is not the JSON of `kvproof faults --json`"):
+        compare(a, a)

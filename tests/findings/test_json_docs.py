@@ -10,6 +10,7 @@ import pytest
 
 from kvproof import layout
 from kvproof.findings import bytemap, case, compare, evidence, model
+from kvproof.layout import diff
 from kvproof.oracles import engine_answers, registry
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
@@ -29,6 +30,8 @@ CLASSES = [
     case.ConnectorSpec,
     compare.Comparison,
     compare.Criterion,
+    diff.Fact,
+    diff.Change,
 ]
 
 
@@ -56,7 +59,7 @@ def test_no_public_dataclass_is_forgotten():
 def test_files_schemas_and_states():
     for name in evidence.FILES:
         assert f"`{name}`" in DOCUMENT
-    for schema in ("case", "layout", "report", "findings", "counters", "compare"):
+    for schema in ("case", "layout", "report", "findings", "counters", "compare", "layout-diff", "ablate", "platforms"):
         assert f"`kvproof.{schema}/1`" in DOCUMENT
     for _, state, _ in bytemap.STATES:
         assert f"`{state}`" in DOCUMENT or state == "unknown"

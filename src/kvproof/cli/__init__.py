@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from kvproof import __version__
-from kvproof.cli import check, compare, doctor, faults, layout, trace, zoo
+from kvproof.cli import ablate, check, compare, doctor, faults, layout, platforms, trace, zoo
 
-COMMANDS = (check, layout, faults, compare, trace, zoo, doctor)
+COMMANDS = (check, layout, ablate, platforms, faults, compare, trace, zoo, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

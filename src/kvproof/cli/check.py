@@ -18,10 +18,10 @@ from kvproof.cli.child import STARTED, ChildRun, run_child
 from kvproof.cli.engine_mode import run_engine
 from kvproof.engine import connectors
 from kvproof.findings import terminal
-from kvproof.findings.case import MODES, PLATFORMS, RUNNERS, Case, ConnectorSpec
+from kvproof.findings.case import MODES, RUNNERS, Case, ConnectorSpec
 from kvproof.findings.evidence import Evidence
 from kvproof.findings.model import USAGE_EXIT_CODE, Finding, Report, Verdict
-from kvproof.platforms.registry import platform
+from kvproof.platforms import registry
 
 ALL = ("layout", "bulk", "layerwise", "async")
 
@@ -52,10 +52,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=run)
 
 
-def add_case_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``check`` and ``layout`` share."""
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face model directory or a bundled name (zoo list)")
-    parser.add_argument("--platform", default="cpu", choices=PLATFORMS, help="default: %(default)s")
+def add_case_arguments(parser: argparse.ArgumentParser, model_optional: bool = False) -> None:
+    """What ``check``, ``layout`` and ``ablate`` share."""
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?" if model_optional else None,
+        help="a Hugging Face model directory or a bundled name (zoo list)",
+    )  # fmt: skip
+    parser.add_argument("--platform", default="cpu", choices=registry.NAMES, help="default: %(default)s")
     parser.add_argument("--runner", default="v1", choices=RUNNERS, help="vLLM's model runner (default: %(default)s)")
     parser.add_argument(
         "--cuda-capability", default="", metavar="X.Y", help="declared compute capability; cuda-sim needs it"
@@ -115,7 +118,7 @@ def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], con
         declare_soc=args.declare_soc,
         cudagraph_mode=args.cudagraph_mode,
     )
-    platform(case.platform).require(case)
+    registry.platform(case.platform).require(case)
     return case
 
 

@@ -22,7 +22,6 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from kvproof.platforms.platform import Platform
 
-LOAD_FORMAT = "kvproof"
 NEXT_TOKEN = 7
 """The token every request generates. Which one does not matter, that it is known does."""
 VISIBLE_VOCABULARY = 32
@@ -50,6 +49,7 @@ def use(platform: Platform) -> None:
     """Say which platform the models of this process are constructed for."""
     global _platform
     _platform = platform
+    register_model_loader(platform.load_format)(CodedModelLoader)
 
 
 def observe(observer: Observer | None) -> None:
@@ -58,7 +58,6 @@ def observe(observer: Observer | None) -> None:
     _observer = observer
 
 
-@register_model_loader(LOAD_FORMAT)
 class CodedModelLoader(BaseModelLoader):
     """Constructs the model on the meta device and replaces its forward pass."""
 

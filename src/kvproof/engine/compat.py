@@ -16,3 +16,13 @@ def kv_cache_groups(vllm_config: Any, specs: dict[str, Any]) -> list[Any]:
         groups: list[Any] = plan(vllm_config, dict(specs))
         return groups
     raise ImportError("vLLM has no get_kv_cache_groups where 0.30 to 0.33 have it")
+
+
+def hit_unit(core: Any) -> int:
+    """Tokens whose multiples a prefix hit ends on, as production resolved it: 0.30 asks the coordinator, later ones
+    write it into the KVCacheConfig."""
+    config, scheduler = core.scheduler.kv_cache_config, core.scheduler
+    aligned = getattr(config, "cache_hit_alignment_tokens", None)
+    if aligned is None:
+        aligned = getattr(scheduler.kv_cache_manager.coordinator, "_cache_hit_alignment_tokens", None)
+    return int(aligned or scheduler.block_size)

@@ -17,6 +17,9 @@ HitRule = Callable[[list[int], list[list[int]], int], int]
 
 STORE_BYTES = 2 << 30
 """Host memory a connector may use for its store, in bytes."""
+UCM_MODULE, UCM_CLASS = "ucm.integration.vllm.ucm_connector", "UCMConnector"
+UCM_BUFFER_GIB = 1
+"""Host memory UCM stages its transfers in, in GiB; the least its configuration can say."""
 
 
 def full_blocks(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
@@ -30,6 +33,19 @@ def full_blocks(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
             n += 1
         best = max(best, n)
     return max(0, min(best, len(prompt) - 1)) // unit * unit
+
+
+def stored_blocks(recomputed: int) -> HitRule:
+    """UCM: every full block of the longest known prefix, of the whole prompt all but ``recomputed`` tokens.
+
+    Unlike vLLM's own hits, such a hit may end inside a block.
+    """
+
+    def rule(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
+        stored = full_blocks([*prompt, -1], earlier, unit)
+        return max(0, min(stored, len(prompt) - recomputed))
+
+    return rule
 
 
 def whole_prompts(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
@@ -63,10 +79,26 @@ def _multi(store: str) -> dict[str, Any]:
     }
 
 
+def _ucm(layerwise: bool) -> Callable[[str], dict[str, Any]]:
+    def config(store: str) -> dict[str, Any]:
+        pipeline = {
+            "store_pipeline": "Cache|Posix",
+            "storage_backends": store,
+            "cache_buffer_capacity_gb": UCM_BUFFER_GIB,
+        }
+        return {
+            "ucm_connectors": [{"ucm_connector_name": "UcmPipelineStore", "ucm_connector_config": pipeline}],
+            "use_layerwise": layerwise,
+        }
+
+    return config
+
+
 @dataclass(frozen=True)
 class Profile:
     """What is declared about a connector before it runs.
 
+    ``module_path`` is where its class is, None where vLLM registers it; ``class_name`` where it differs from the name.
     ``rewrites_local``: a load may write again what the local prefix cache already holds (same bytes, which the
     footprint oracle still proves). ``declared`` says the approximations in words, for the report.
     """
@@ -75,6 +107,8 @@ class Profile:
     hit_rule: HitRule
     rewrites_local: bool = False
     declared: str = ""
+    module_path: str | None = None
+    class_name: str = ""
 
 
 PROFILES = {
@@ -87,7 +121,15 @@ PROFILES = {
     "OffloadingConnector": Profile(_offloading, full_blocks),
     "SimpleCPUOffloadConnector": Profile(_offloading, full_blocks),
     "MultiConnector": Profile(_multi, full_blocks),
-}
+    "UCM": Profile(
+        _ucm(layerwise=False), stored_blocks(1), declared="of a whole prompt the last token is computed again",
+        module_path=UCM_MODULE, class_name=UCM_CLASS,
+    ),
+    "UCMLayerwise": Profile(
+        _ucm(layerwise=True), stored_blocks(2), declared="of a whole prompt the last two tokens are computed again",
+        module_path=UCM_MODULE, class_name=UCM_CLASS,
+    ),
+}  # fmt: skip
 
 DEFAULT_CONNECTOR = "SimpleCPUOffloadConnector"
 
@@ -100,11 +142,21 @@ def parse(text: str, store: str, extra: dict[str, Any] | None = None) -> Connect
     module, separator, name = text.rpartition(":")
     if not name.isidentifier() or (separator and not all(p.isidentifier() for p in module.split("."))):
         raise ValueError(f"--connector {text!r}: expected Name or package.module:Class")
-    if extra is None:
-        extra = PROFILES[name].extra_config(store) if name in PROFILES and not module else {}
-    return ConnectorSpec(name, module or None, extra)
+    preset = PROFILES.get(name) if not module else next(iter(_profiles_of(module, name)), None)
+    if preset is not None:
+        module, name = preset.module_path or "", preset.class_name or name
+        extra = preset.extra_config(store) if extra is None else extra
+    return ConnectorSpec(name, module or None, extra or {})
 
 
 def profile(spec: ConnectorSpec | None) -> Profile | None:
     """What is declared about ``spec``, or None where nobody declared anything (third-party connectors)."""
-    return None if spec is None or spec.module_path is not None else PROFILES.get(spec.name)
+    if spec is None:
+        return None
+    if (spec.module_path, spec.name) == (UCM_MODULE, UCM_CLASS):
+        return PROFILES["UCMLayerwise" if spec.extra_config.get("use_layerwise", True) else "UCM"]
+    return None if spec.module_path is not None else PROFILES.get(spec.name)
+
+
+def _profiles_of(module: str, name: str) -> list[Profile]:
+    return [p for p in PROFILES.values() if (p.module_path, p.class_name) == (module, name)]

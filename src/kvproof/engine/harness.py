@@ -29,6 +29,7 @@ from kvproof.engine.staging import Staged
 from kvproof.layout import Group, Resource
 from kvproof.oracles import transcript as t
 from kvproof.platforms.hostcopy import HOST_COPIER
+from kvproof.platforms.native_copies import NativeCopies
 
 MAX_STEPS = 400
 """Steps one scenario may take; more means the engine waits for something that never comes."""
@@ -90,6 +91,7 @@ class Harness:
         for r in self.layout.resources:
             self._layer_resources.setdefault(r.layer, []).append(r)
         self._mamba_mode = staged.core.vllm_config.cache_config.mamba_cache_mode
+        self._native: NativeCopies | None = None
         self._serial = 0
         self.ledger.paint()
         self._observe()
@@ -129,7 +131,12 @@ class Harness:
         connector.get_num_new_matched_tokens = observed_lookup
         connector.update_state_after_alloc = observed_alloc
         addresses = AddressMap(self.layout, self.staged.memory.addresses)
-        HOST_COPIER.taps.append(CopyRecorder(addresses, self._claim))
+        self._recorder = CopyRecorder(addresses, self._claim)
+        HOST_COPIER.taps.append(self._recorder)
+        self._native = self.staged.platform.native_copies()
+        if self._native is not None:
+            for base, nbytes in zip(addresses.bases, addresses.sizes, strict=True):
+                self._native.declare(base, nbytes)
         self._watch_worker(addresses)
 
     def _watch_worker(self, addresses: AddressMap) -> None:
@@ -141,9 +148,18 @@ class Harness:
 
             def observed(*args: Any, _production: Any = production, **kwargs: Any) -> Any:
                 with TorchRecorder(addresses, self._claim):
-                    return _production(*args, **kwargs)
+                    answer = _production(*args, **kwargs)
+                self._collect_native()
+                return answer
 
             setattr(worker, hook, observed)
+
+    def _collect_native(self) -> None:
+        """Report what compiled code copied since the last time, while vLLM's tables are those it was asked under."""
+        if self._native is not None:
+            batch = self._native.collect()
+            if len(batch.sizes):
+                self._recorder(batch)
 
     def _claim(self, access: Access) -> None:
         allowed = self._loadable() if access.write else self._savable()
@@ -260,6 +276,7 @@ class Harness:
         self._work = []
         _, executed = core.step_fn()
         core.post_step(executed)
+        self._collect_native()
         for work in self._work:
             work.tracked.loaded = True
         if not core.scheduler.has_requests():

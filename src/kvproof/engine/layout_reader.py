@@ -30,6 +30,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvproof.bytecode.ledger import ByteArray
+from kvproof.engine import runner_placement
 from kvproof.layout import Axis, Field, Group, Layout, Resource, Storage
 
 
@@ -53,10 +54,12 @@ def read_layout(
     forward_context: dict[str, Any],
     kv_lora_rank: int | None,
     host: Callable[[torch.Tensor], torch.Tensor],
+    runner_places: bool = False,
 ) -> Memory:
     """Layout of one worker. ``forward_context`` maps layer names to modules with their bound ``kv_cache``.
 
-    ``host`` gives a CPU tensor over the bytes of one of the platform's.
+    ``host`` gives a CPU tensor over the bytes of one of the platform's. ``runner_places``: the runner allocates on its
+    own, see :mod:`kvproof.engine.runner_placement`.
     """
     groups, layer_specs = _groups(config)
     bound = [layer for layer in layer_specs if layer in forward_context]
@@ -65,21 +68,34 @@ def read_layout(
     storages: dict[int, int] = {}
     sizes: list[int] = []
     resources: list[Resource] = []
+    for storage in (v.untyped_storage() for layer in _in_plan(config, views) for v in views[layer]):
+        if storage.data_ptr() not in storages:
+            storages[storage.data_ptr()] = len(storages)
+            sizes.append(storage.nbytes())
+    if runner_places:
+        placed = runner_placement.place(views, storages)
+        runner_placement.check(config, {layer: spec for layer, (_, spec) in layer_specs.items()}, placed)
     for tensor in config.kv_cache_tensors:
         for index, layer in enumerate(tensor.layers):
             if layer not in views:
                 continue
             group, spec = layer_specs[layer]
+            if runner_places:
+                mine, seen = runner_placement.resources(
+                    len(resources), group, layer, spec, placed[layer], config.num_blocks
+                )
+                by_resource |= dict(enumerate(seen, len(resources)))
+                resources += mine
+                continue
             storage = views[layer][0].untyped_storage()
-            if storage.data_ptr() not in storages:
-                storages[storage.data_ptr()] = len(storages)
-                sizes.append(storage.nbytes())
             page = tensor.offset + index * tensor.layer_stride
             by_resource |= dict(enumerate(views[layer], len(resources)))
             resources += _resources(
                 len(resources), group, layer, spec, views[layer], storages[storage.data_ptr()], storage.data_ptr(),
                 page, tensor.block_stride, config.num_blocks, kv_lora_rank,
             )  # fmt: skip
+    if runner_places:
+        resources = runner_placement.bounded(resources)
     missing = sorted(set(layer_specs) - {r.layer for r in resources})
     if missing:
         raise LayoutDisagreementError(f"layer {missing[0]} has a cache spec but no tensor, {len(missing)} such layers")
@@ -95,6 +111,11 @@ def read_layout(
         np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(p)) for p, n in zip(addresses, sizes, strict=True)
     ]
     return Memory(layout, memory, addresses, by_resource)
+
+
+def _in_plan(config: KVCacheConfig, views: dict[str, list[torch.Tensor]]) -> list[str]:
+    """The layers with views, in the order of vLLM's plan."""
+    return [layer for tensor in config.kv_cache_tensors for layer in tensor.layers if layer in views]
 
 
 def _groups(config: KVCacheConfig) -> tuple[tuple[Group, ...], dict[str, tuple[int, KVCacheSpec]]]:

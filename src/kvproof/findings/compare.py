@@ -2,6 +2,10 @@
 
 A criterion is ``equal``, ``different`` or ``missing`` (in one directory or in both). What is volatile by nature is
 left out before comparing: seconds, process ids, pointers, temporary directories.
+
+The two may come from different platforms (a stand-in and a real card). Then what names the platform cannot agree and
+does not decide; every criterion says whether it could see the platform at all. Two proofs of ``kvproof faults --json``
+are compared as well: is every fault caught by the same oracle at the same place?
 """
 
 from __future__ import annotations
@@ -15,15 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from kvproof.findings import evidence
+from kvproof.findings.derived import Derived, derived
 from kvproof.findings.logs import normalise_log
+from kvproof.findings.model import Verdict
+from kvproof.layout import Layout
 
 EQUAL, DIFFERENT, MISSING = "equal", "different", "missing"
 
 VOLATILE_KEYS = frozenset({"schema", "seconds", "time", "timestamp", "pid", "pointer"})
 """JSON keys that say where and when, not what; never compared."""
 
-REQUIRED = ("case", "verdict")
-"""Criteria without which two directories cannot be said to agree."""
+REQUIRED = ("case", "verdict", "fault localisation")
+"""Criteria without which two sides cannot be said to agree, where they are compared at all."""
+
+PLATFORM_FIELDS = ("platform", "cuda_capability", "soc", "declare_soc", "varied")
+"""Fields of the case that say where it ran; the rest says what was asked."""
+
+FAULTS_SCHEMA = "kvproof.faults/1"
 
 _LONGEST = 160  # characters of one value in a difference
 
@@ -38,7 +50,9 @@ class Criterion:
     """One thing compared.
 
     ``result`` is equal, different or missing, ``difference`` the first one as ``path: A's value | B's value``,
-    ``missing_in`` the sides (A, B) that lack it.
+    ``missing_in`` the sides (A, B) that lack it. ``sees_platform`` says in words whether two platforms could differ
+    without it noticing: it begins with yes, partly or no. ``decides`` is false where the two ran on different platforms
+    and this criterion can only differ.
     """
 
     name: str
@@ -47,6 +61,8 @@ class Criterion:
     missing_in: tuple[str, ...]
     proves: str
     does_not_prove: str
+    sees_platform: str
+    decides: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,9 +75,9 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        """No criterion differs or is missing on one side, and those required are there."""
+        """No criterion that decides differs or is missing on one side, and those required are there."""
         return not any(
-            c.result == DIFFERENT or len(c.missing_in) == 1 or (c.name in REQUIRED and c.missing_in)
+            c.decides and (c.result == DIFFERENT or len(c.missing_in) == 1 or (c.name in REQUIRED and c.missing_in))
             for c in self.criteria
         )
 
@@ -81,7 +97,9 @@ class _Side:
 
     def __init__(self, path: Path) -> None:
         if not evidence.is_evidence(path):
-            raise ValueError(f"{path}: is not a kvproof evidence directory (no {evidence.CASE} of ours)")
+            raise ValueError(
+                f"{path}: is not a kvproof evidence directory (no {evidence.CASE} of ours), nor faults as JSON"
+            )
         self._path = path
         self.case = self._json(evidence.CASE)
         self.layout = self._json(evidence.LAYOUT)
@@ -107,6 +125,34 @@ class _Side:
     def of_report(self, *keys: str) -> dict[str, Any] | None:
         """Part of the report, None if there is no report."""
         return None if self.report is None else {key: self.report.get(key) for key in keys}
+
+    def asked(self) -> dict[str, Any] | None:
+        """The case without the platform it ran on."""
+        return None if self.case is None else {k: v for k, v in self.case.items() if k not in PLATFORM_FIELDS}
+
+    def platform(self) -> dict[str, Any] | None:
+        """The platform the case declares."""
+        return None if self.case is None else {key: self.case.get(key) for key in PLATFORM_FIELDS}
+
+    def plan(self) -> dict[str, Any] | None:
+        """vLLM's KVCacheConfig; reports of older versions have none."""
+        return None if self.report is None else self.report.get("kv_cache_config") or None
+
+    def derived(self) -> dict[str, str] | None:
+        """Counters that follow from layers × blocks, in words; None for a run that did not end well or cannot say."""
+        records = self.transcript()
+        if self.report is None or not self.layout or records is None:
+            return None
+        groups = self.report.get("groups") or []
+        ended_well = self.report.get("verdict") in (Verdict.PASS.value, Verdict.PARTIAL.value)
+        if not ended_well or not groups or any("computed_bytes" not in group for group in groups):
+            return None
+        layout = Layout.from_json({key: value for key, value in self.layout.items() if key != "schema"})
+        try:
+            return {counter.name: _in_words(counter) for counter in derived(layout, groups, records)} or None
+        except (KeyError, IndexError, TypeError) as error:
+            where = self._path / evidence.TRANSCRIPT
+            raise ValueError(f"{where}: does not fit the layout beside it ({error!r})") from error
 
     def findings(self) -> dict[str, int] | None:
         """How often each finding was made: their order is the order in which scenarios ran."""
@@ -138,131 +184,239 @@ class _Side:
         return {"resources": [{key: r.get(key) for key in keys} for r in self.layout.get("resources", [])]}
 
 
+WRONG = "counted"
+"""How a derived counter begins that the run did not count as it follows."""
+
+
+def _in_words(counter: Derived) -> str:
+    return f"{counter.derived:,}" if counter.holds else f"{WRONG} {counter.counted:,}, derived {counter.derived:,}"
+
+
+def _miscounted(counters: dict[str, str]) -> str:
+    """The first counter that does not follow from layout and block tables."""
+    return next((f"{name}: {words}" for name, words in counters.items() if words.startswith(WRONG)), "")
+
+
 @dataclass(frozen=True)
 class _Rule:
-    """How a criterion is read from a directory; None where the directory lacks it."""
+    """How a criterion is read from a side; None where the side lacks it.
+
+    ``across`` is false where it cannot agree across platforms. ``fault`` says what is wrong with one side by itself.
+    """
 
     name: str
-    read: Callable[[_Side], Any]
+    read: Callable[[Any], Any]
     proves: str
     does_not_prove: str
+    sees_platform: str
+    across: bool = True
+    fault: Callable[[Any], str] = lambda value: ""
 
 
 _RULES = (
     _Rule(
         "case",
-        lambda side: side.case,
+        _Side.asked,
         "both runs were asked the same question",
         "that the machines, drivers or builds were the same",
+        "no: the platform is a criterion of its own",
+    ),
+    _Rule(
+        "platform",
+        _Side.platform,
+        "both runs declared the same platform, capability and SoC",
+        "that the hardware is what was declared",
+        "yes: it names it",
+        across=False,
     ),
     _Rule(
         "versions",
         lambda side: side.of_report("versions"),
         "both runs used the same releases",
         "that the releases were built alike",
+        "no: one build serves many devices",
+        across=False,
+    ),
+    _Rule(
+        "kv cache config",
+        _Side.plan,
+        "vLLM planned the same groups, specs, tensor sizes and strides",
+        "that a tensor lies where the plan says: only what is read off the tensors shows that",
+        "no: it is the plan, and two platforms with one plan can place their tensors differently",
     ),
     _Rule(
         "layout groups",
         lambda side: side.layout_parts("kv_layout", "groups"),
         "vLLM formed the same KV-cache groups with the same block sizes and windows",
         "where their bytes lie",
+        "partly: the backend a platform chooses can ask for other blocks; where tensors lie is not in it",
     ),
     _Rule(
         "layout resources",
         lambda side: side.resources("id", "group", "layer", "dtype", "tokens_per_row", "fields"),
         "every layer holds the same tensors with the same fields",
         "where their bytes lie",
+        "partly: element types and fields are read off the tensors; addresses are not in it",
     ),
     _Rule(
         "layout strides",
         lambda side: side.resources("storage", "offset", "block_stride", "row_axes", "cell_axes"),
         "every byte of content has the same address within its storage",
         "that a connector uses these addresses",
+        "yes: storages, offsets and strides are read off the tensors the platform's own runner made",
     ),
     _Rule(
         "layout padding",
         lambda side: side.resources("page_bytes"),
         "pages have the same size, padding included",
         "what stands in the padding",
+        "yes: a platform that aligns pages has others",
     ),
     _Rule(
         "layout size",
         lambda side: side.layout_parts("num_blocks", "storages"),
         "the caches have the same number of blocks and bytes",
         "that a production cache, sized by free memory, behaves alike",
+        "yes: storages are the allocations themselves",
     ),
     _Rule(
         "verdict",
         lambda side: side.of_report("verdict", "exit_code", "reason"),
         "both runs ended alike",
         "that the verdict is right; VERIFICATION.md says what it asserts",
+        "no: both can pass in layouts that have nothing in common",
     ),
     _Rule(
         "oracles",
         lambda side: side.of_report("oracles"),
         "every oracle judged as many bytes, blocks, resources and items and came to the same result",
         "that they were the same bytes",
+        "partly: as many bytes are judged as the pages have",
     ),
     _Rule(
         "groups",
         lambda side: side.of_report("groups"),
         "the same bytes had to be restored, and as many were",
         "that the declared policy is the one the model needs",
+        "partly: it counts bytes of rows, wherever they lie",
     ),
     _Rule(
         "scenarios",
         lambda side: side.of_report("scenarios"),
         "the same scenarios ran, with the same tokens and hits",
         "that each step took the same time or order inside vLLM",
+        "no: tokens and hits are the scheduler's, which never sees an address",
     ),
     _Rule(
         "findings",
-        lambda side: side.findings(),
+        _Side.findings,
         "both runs found the same faults at the same bytes",
         "that there are no others",
+        "yes: a finding names the byte, and where it lies is the platform's",
     ),
     _Rule(
         "substitutions",
         lambda side: side.of_report("substitutions"),
         "both runs stood in for the same missing parts",
         "that a device behaves like its stand-in",
+        "yes: it lists what the platform lacks",
+        across=False,
     ),
     _Rule(
         "counters",
         lambda side: side.of_report("counters"),
         "as many bytes and calls were counted",
         "that they came in the same order",
+        "partly: bytes of pages and copies are counted, not their addresses",
+    ),
+    _Rule(
+        "derived counters",
+        _Side.derived,
+        "on both sides the bytes computed and restored, group by group, are what layers × blocks say: rows complete "
+        "in the block tables × bytes of a row × layers (states aside)",
+        "which bytes they were",
+        "no: each side is worked out from its own layout",
+        fault=_miscounted,
     ),
     _Rule(
         "transcript",
-        lambda side: side.transcript(),
+        _Side.transcript,
         "vLLM scheduled, allocated and computed the same, step by step",
         "that timing, threads or device streams were ordered alike",
+        "no: block tables and token counts hold no address",
     ),
     _Rule(
         "log",
-        lambda side: side.log(),
+        _Side.log,
         "vLLM and kvproof logged the same lines, times and process ids aside, in whatever order",
         "anything about what is not logged",
+        "yes: vLLM names device and backend in it",
+        across=False,
     ),
 )
 
 
+class _Proof:
+    """The JSON of ``kvproof faults --json``, in a file or in a directory's faults.json."""
+
+    def __init__(self, path: Path) -> None:
+        file = _faults_file(path)
+        self.data = _parse(file.read_text(encoding="utf-8"), str(file))
+        if not isinstance(self.data, dict) or self.data.get("schema") != FAULTS_SCHEMA:
+            raise ValueError(f"{file}: is not the JSON of `kvproof faults --json` (schema {FAULTS_SCHEMA})")
+
+    def localisation(self) -> dict[str, Any]:
+        """Fault -> whether it was caught, by which oracle, and where."""
+        keys = ("applicable", "caught", "oracle", "location", "expected")
+        return {fault["name"]: {key: fault.get(key) for key in keys} for fault in self.data.get("faults", [])}
+
+
+_FAULT_RULES = (
+    _Rule(
+        "fault localisation",
+        _Proof.localisation,
+        "every planted fault was caught by the same oracle at the same group, layer, resource, block and byte",
+        "that the same bytes of the storage were damaged",
+        "partly: a place is named by its byte in the page, so pages laid out differently show, storages do not",
+    ),
+    _Rule(
+        "fault controls",
+        lambda proof: proof.data.get("control"),
+        "the runs without a fault ended alike",
+        "that they saw the same bytes",
+        "no: a clean run names no byte",
+    ),
+)
+
+
+def _faults_file(path: Path) -> Path:
+    return path / evidence.FAULTS if path.is_dir() else path
+
+
 def compare(a: Path, b: Path) -> Comparison:
-    """Compare two evidence directories.
+    """Compare two evidence directories, or two proofs of ``kvproof faults --json``.
 
-    Raises ValueError, one line naming the path, if one is not an evidence directory or a file in it is broken.
+    Raises ValueError, one line naming the path, if one is neither or a file in it is broken.
     """
+    if all(_faults_file(path).is_file() and not evidence.is_evidence(path) for path in (a, b)):
+        proofs = _Proof(a), _Proof(b)
+        return Comparison(str(a), str(b), tuple(_judge(rule, *proofs, across=False) for rule in _FAULT_RULES))
     sides = _Side(a), _Side(b)
-    return Comparison(str(a), str(b), tuple(_judge(rule, *sides) for rule in _RULES))
+    names = {(side.case or {}).get("platform") for side in sides}
+    return Comparison(str(a), str(b), tuple(_judge(rule, *sides, across=len(names) > 1) for rule in _RULES))
 
 
-def _judge(rule: _Rule, a: _Side, b: _Side) -> Criterion:
+def _judge(rule: _Rule, a: Any, b: Any, across: bool) -> Criterion:
+    """``across``: the two ran on different platforms."""
     values = {"A": rule.read(a), "B": rule.read(b)}
     missing_in = tuple(side for side, value in values.items() if value is None)
     difference = "" if missing_in else first_difference(*map(_stable, values.values()))
-    result = MISSING if missing_in else DIFFERENT if difference else EQUAL
-    return Criterion(rule.name, result, difference, missing_in, rule.proves, rule.does_not_prove)
+    faults = [f"{side}: {fault}" for side, value in values.items() if not missing_in and (fault := rule.fault(value))]
+    result = MISSING if missing_in else DIFFERENT if difference or faults else EQUAL
+    return Criterion(
+        rule.name, result, faults[0] if faults else difference, missing_in, rule.proves, rule.does_not_prove,
+        rule.sees_platform, rule.across or not across,
+    )  # fmt: skip
 
 
 _ABSENT = object()

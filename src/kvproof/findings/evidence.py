@@ -25,6 +25,8 @@ JUNIT = "junit.xml"
 HTML = "report.html"
 LOG = "log.txt"
 NORMALISED_LOG = "log.normalised.txt"
+FAULTS = "faults.json"
+"""Where a directory keeps the output of ``kvproof faults --json``; no run of ``check`` writes it."""
 FILES = (CASE, LAYOUT, TRANSCRIPT, REPORT, FINDINGS, COUNTERS, JUNIT, HTML, LOG, NORMALISED_LOG)
 """Every file name kvproof writes into an evidence directory."""
 

@@ -110,12 +110,16 @@ class OracleResult:
         return dataclasses.asdict(self) | {"status": self.status.value}
 
 
+CATEGORIES = {"P": "probing", "E": "execution order", "M": "memory placement", "W": "weights", "K": "kernels"}
+"""Letter of a substitution's category -> the word for it."""
+
+
 @dataclass(frozen=True)
 class Substitution:
     """One thing the machine lacks and kvproof stands in for, with the reason why the layout cannot notice."""
 
     symbol: str
-    category: str  # P probing, E execution order, M memory placement, W weights, K kernels
+    category: str  # a letter of CATEGORIES
     reason: str
     layout_neutral: str
 
@@ -135,6 +139,7 @@ class GroupPolicy:
     declared: str  # in words, for the report
     restored_bytes: int = 0
     not_restored_bytes: int = 0
+    computed_bytes: int = 0  # written by the model
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -192,7 +197,10 @@ class ByteMap:
 
 @dataclass
 class Report:
-    """Everything a run says. ``layout`` is ``Layout.to_json()``; ``case`` is the frozen case."""
+    """Everything a run says. ``layout`` is ``Layout.to_json()``; ``case`` is the frozen case.
+
+    ``kv_cache_config`` is the plan as vLLM states it; the layout is what its tensors show.
+    """
 
     case: dict[str, Any]
     verdict: Verdict
@@ -204,6 +212,7 @@ class Report:
     substitutions: list[Substitution] = field(default_factory=list)
     bytemaps: list[ByteMap] = field(default_factory=list)
     layout: dict[str, Any] = field(default_factory=dict)
+    kv_cache_config: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -222,5 +231,6 @@ class Report:
             "substitutions": [s.to_json() for s in self.substitutions],
             "counters": self.counters,
             "layout": self.layout,
+            "kv_cache_config": self.kv_cache_config,
             "bytemaps": [b.to_json() for b in self.bytemaps],
         }

@@ -9,6 +9,7 @@
 
 #include <malloc.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <time.h>
 
 typedef int aclError;
@@ -205,6 +206,108 @@ KVPROOF_EXPORT aclError aclrtGetMemInfo(int attribute, size_t *free_bytes, size_
     pthread_mutex_lock(&lock);
     *free_bytes = *total - used_bytes;
     pthread_mutex_unlock(&lock);
+    return ACL_SUCCESS;
+}
+
+/* Virtual addresses reserved at once, backed by pages as they are mapped: torch_npu's expandable segments. */
+typedef struct Range {
+    char *start;
+    size_t size;
+    char *reserved; /* what mmap gave, before alignment; NULL for a mapping inside a reservation */
+    size_t reserved_size;
+    struct Range *next;
+} Range;
+static Range *ranges;
+
+static aclError remember(void *start, size_t size, void *reserved, size_t reserved_size)
+{
+    Range *made = malloc(sizeof *made);
+    if (!made)
+        return ACL_ERROR_BAD_ALLOC;
+    pthread_mutex_lock(&lock);
+    *made = (Range){start, size, reserved, reserved_size, ranges};
+    ranges = made;
+    pthread_mutex_unlock(&lock);
+    return ACL_SUCCESS;
+}
+
+/* Takes the range that starts at ``start`` out of the list; a reservation or a mapping, as asked. */
+static Range *forget(void *start, int reservation)
+{
+    pthread_mutex_lock(&lock);
+    Range **at = &ranges;
+    while (*at && ((*at)->start != start || ((*at)->reserved != NULL) != reservation))
+        at = &(*at)->next;
+    Range *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+KVPROOF_EXPORT aclError aclrtReserveMemAddress(void **address, size_t size, size_t alignment, void *expected,
+                                               uint64_t flags)
+{
+    (void)alignment, (void)expected, (void)flags;
+    size_t whole = size + DEVICE_PAGE;
+    char *got = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED)
+        return ACL_ERROR_BAD_ALLOC;
+    *address = (void *)(((uintptr_t)got + DEVICE_PAGE - 1) / DEVICE_PAGE * DEVICE_PAGE);
+    return remember(*address, size, got, whole);
+}
+
+KVPROOF_EXPORT aclError aclrtReleaseMemAddress(void *address)
+{
+    Range *range = forget(address, 1);
+    if (!range)
+        return refuse("aclrtReleaseMemAddress", "nothing is reserved at", (long long)(intptr_t)address);
+    munmap(range->reserved, range->reserved_size);
+    free(range);
+    return ACL_SUCCESS;
+}
+
+KVPROOF_EXPORT aclError aclrtMallocPhysical(void **handle, size_t size, const void *property, uint64_t flags)
+{
+    (void)property, (void)flags;
+    pthread_mutex_lock(&lock);
+    int full = used_bytes + size > device_bytes();
+    used_bytes += full ? 0 : size;
+    pthread_mutex_unlock(&lock);
+    size_t *made = full ? NULL : malloc(sizeof *made);
+    if (!made)
+        return ACL_ERROR_BAD_ALLOC;
+    *made = size;
+    *handle = made;
+    return ACL_SUCCESS;
+}
+
+KVPROOF_EXPORT aclError aclrtFreePhysical(void *handle)
+{
+    pthread_mutex_lock(&lock);
+    used_bytes -= *(size_t *)handle;
+    pthread_mutex_unlock(&lock);
+    free(handle);
+    return ACL_SUCCESS;
+}
+
+KVPROOF_EXPORT aclError aclrtMapMem(void *address, size_t size, size_t offset, void *handle, uint64_t flags)
+{
+    (void)flags;
+    if (offset || size > *(size_t *)handle)
+        return refuse("aclrtMapMem", "bytes past the physical memory:", (long long)(offset + size));
+    if (mprotect(address, size, PROT_READ | PROT_WRITE))
+        return refuse("aclrtMapMem", "address was not reserved:", (long long)(intptr_t)address);
+    return remember(address, size, NULL, 0);
+}
+
+KVPROOF_EXPORT aclError aclrtUnmapMem(void *address)
+{
+    Range *range = forget(address, 0);
+    if (!range)
+        return refuse("aclrtUnmapMem", "nothing is mapped at", (long long)(intptr_t)address);
+    mmap(address, range->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    free(range);
     return ACL_SUCCESS;
 }
 

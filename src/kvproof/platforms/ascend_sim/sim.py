@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-from typing import TYPE_CHECKING, Any
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
-from kvproof.platforms.ascend_sim import cann
+from kvproof.platforms import installed, tokenizers
+from kvproof.platforms.ascend_sim import cann, triton_npu
 from kvproof.platforms.ascend_sim.hostview import host_view
-from kvproof.platforms.ascend_sim.soc import GIB, require_build, soc
+from kvproof.platforms.ascend_sim.soc import GIB, SOCS, require_build, soc
 from kvproof.platforms.ascend_sim.substitutions import SUBSTITUTIONS
 from kvproof.platforms.ascend_sim.weights import DEVICE, weightless
 from kvproof.platforms.platform import Platform
@@ -18,7 +20,6 @@ from kvproof.platforms.platform import Platform
 if TYPE_CHECKING:
     import torch
 
-SUPPORTED_VERSION = "0.30.0rc2"
 PLUGINS = "ascend,ascend_kv_connector,ascend_model,ascend_model_loader"
 """vllm-ascend's own entry points, by name; no other installed package takes part."""
 
@@ -28,22 +29,19 @@ class AscendSim(Platform):
 
     name = "ascend-sim"
     summary = "vllm-ascend and torch_npu as published, no NPU and no CANN; --soc is asserted or declared"
-    register = SUBSTITUTIONS
+    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION)
     declares = True
-    variations = {"memory_bytes": (32 * GIB, 128 * GIB)}
+    load_format = "dummy"  # vllm-ascend refuses V4.1 under any name it does not know
+    runner_places = True
+    variations: ClassVar[dict[str, tuple[Any, ...]]] = {"memory_bytes": (32 * GIB, 128 * GIB)}
+    inputs: ClassVar[dict[str, str]] = {"--soc": ", ".join(SOCS)}
+
+    def here(self) -> None:
+        installed.require_ascend_build(self.name)
 
     def require(self, case: Case) -> None:
         soc(case.soc)
-        try:
-            version = importlib.metadata.version("vllm_ascend")
-        except importlib.metadata.PackageNotFoundError:
-            version = ""
-        if version != SUPPORTED_VERSION:
-            here = f"vllm-ascend {version}" if version else "no vllm-ascend"
-            raise ValueError(
-                f"--platform ascend-sim: this environment has {here}, needs {SUPPORTED_VERSION}; "
-                "`make env-ascend`, then .venv-ascend/bin/kvproof"
-            )
+        self.here()
         require_build(case.soc, case.declare_soc)
 
     def environment(self, case: Case) -> dict[str, str]:
@@ -53,6 +51,7 @@ class AscendSim(Platform):
             "LD_LIBRARY_PATH": str(cann.directory()),
             "KVPROOF_SOC": declared.name,
             "KVPROOF_DEVICE_BYTES": str(case.varied.get("memory_bytes", declared.memory_bytes)),
+            **triton_npu.ENVIRONMENT,
             # Operators run where they are called, so that an error names its caller.
             "TASK_QUEUE_ENABLE": "0",
             # A stand-in that nobody wrote ends the process; this says who called it.
@@ -65,8 +64,12 @@ class AscendSim(Platform):
         declare(soc(case.soc))
 
     def install(self, case: Case) -> tuple[Substitution, ...]:
-        del case
-        return SUBSTITUTIONS
+        done = SUBSTITUTIONS
+        config = json.loads(Path(case.model_dir, "config.json").read_text(encoding="utf-8"))
+        text = config.get("text_config", config)
+        if text.get("engram_layer_ids") and tokenizers.missing(case.model_dir):
+            done += (tokenizers.stand_in("vllm.models.deepseek_v41.common.engram", text),)
+        return done
 
     def constructing(self) -> contextlib.AbstractContextManager[Any]:
         return weightless()

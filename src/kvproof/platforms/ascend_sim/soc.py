@@ -21,13 +21,15 @@ class Soc:
     build: str
     name: str
     number: int
+    cube_cores: int
+    vector_cores: int
     memory_bytes: int = 64 * GIB
 
 
 SOCS = {
-    "ascend910b": Soc("A2", "Ascend910B3", 223),
-    "ascend910c": Soc("A3", "Ascend910_9391", 250),
-    "ascend950": Soc("A5", "Ascend950PR_9599", 260),
+    "ascend910b": Soc("A2", "Ascend910B3", 223, 20, 40),
+    "ascend910c": Soc("A3", "Ascend910_9391", 250, 24, 48),
+    "ascend950": Soc("A5", "Ascend950PR_9599", 260, 32, 64),
 }
 """As ``--soc`` spells them."""
 

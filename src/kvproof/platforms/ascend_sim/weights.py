@@ -27,3 +27,18 @@ def weightless() -> Iterator[None]:
     # The innermost mode is asked first: a call it leaves alone gets the device of the outer one.
     with torch.device(DEVICE), Weightless():
         yield
+
+
+def without_engram_tables(module: Any) -> None:
+    """Engram's n-gram tables are weights of 24 to 51 GiB in host memory: on the meta device, like all weights."""
+    import torch
+
+    def allocate(self: Any) -> tuple[Any, Any]:
+        def table(width: int, dtype: Any) -> Any:
+            return torch.empty((self.part_num_embeddings, width), dtype=dtype, device="meta")
+
+        scaled = self.storage_dtype != torch.bfloat16
+        scales = table(self.dim // self.block_size, self.scale_dtype) if scaled else None
+        return table(self.dim, self.storage_dtype), scales
+
+    module.AscendParallelEngramEmbedding._allocate_weights = allocate

@@ -25,7 +25,9 @@ def declare(device: Device) -> None:
     if early:
         raise PlatformResolvedError(f"{early[0]} was imported before the device could be declared")
     when_imported("torch")(lambda torch: _torch(torch, device))
-    when_imported("triton.backends")(lambda module: triton_host.register("nvidia", _Target(device)))
+    when_imported("triton.backends")(lambda module: triton_host.activate(module.backends, "nvidia", _Target(device)))
+    # Not with the backends: Triton imports those before its language, which the interpreter needs.
+    when_imported("triton")(lambda module: triton_host.take_masks_of_integers())
     when_imported("vllm.platforms")(_select_cuda)
     when_imported("vllm.platforms.cuda")(_count_one_device)
 

@@ -32,7 +32,7 @@ def _same(tensor: Any) -> Any:
     return tensor
 
 
-def _swap_small_blocks(sources: Any, targets: Any, sizes: Any, *rest: Any, bytes_per_chunk: int) -> None:
+def _swap_small_blocks(sources: Any, targets: Any, sizes: Any, *rest: Any, **options: Any) -> None:
     """The Triton copy of small blocks; it moves the bytes its DMA twin moves, in chunks."""
-    del rest, bytes_per_chunk
+    del rest, options
     copies.swap_blocks_batch(sources, targets, sizes)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sysconfig
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
 from kvproof.hostrt import build, libraries
-from kvproof.platforms import copies, tokenizers
-from kvproof.platforms.cuda_sim.devices import GIB, device, require_supported
+from kvproof.platforms import copies, installed, tokenizers
+from kvproof.platforms.cuda_sim import ucm
+from kvproof.platforms.cuda_sim.devices import DEVICES, GIB, device, require_supported
 from kvproof.platforms.cuda_sim.substitutions import SUBSTITUTIONS
 from kvproof.platforms.platform import Platform
 
-SUPPORTED_VERSIONS = ("0.32", "0.33")
+if TYPE_CHECKING:
+    from kvproof.platforms.native_copies import NativeCopies
 
 
 class CudaSim(Platform):
@@ -24,33 +25,31 @@ class CudaSim(Platform):
 
     name = "cuda-sim"
     summary = "vLLM's published CUDA wheel, no GPU and no driver; --cuda-capability is declared"
-    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION)
+    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION, ucm.RUNTIME_SUBSTITUTION)
     declares = True
+    inputs: ClassVar[dict[str, str]] = {"--cuda-capability": ", ".join(DEVICES)}
     variations: ClassVar[dict[str, tuple[Any, ...]]] = {
         "memory_bytes": (24 * GIB, 512 * GIB),
         "cores": (16, 512),
         "name": ("NVIDIA Unheard-of 1",),
     }
 
+    def here(self) -> None:
+        installed.require_cuda_wheel(self.name)
+
     def require(self, case: Case) -> None:
         device(case.cuda_capability, case.varied)
-        try:
-            version = importlib.metadata.version("vllm")
-        except importlib.metadata.PackageNotFoundError:
-            version = ""
-        if "cpu" in version or not version.startswith(SUPPORTED_VERSIONS):
-            here = f"vllm {version}" if version else "no vllm"
-            raise ValueError(
-                f"--platform cuda-sim: this environment has {here}, needs vLLM's CUDA wheel "
-                f"{' or '.join(SUPPORTED_VERSIONS)}; `make env-cuda`, then .venv-cuda/bin/kvproof"
-            )
+        self.here()
         require_supported(_config(case)["model_type"], case.cuda_capability)
 
     def environment(self, case: Case) -> dict[str, str]:
         site = Path(sysconfig.get_paths()["platlib"])
-        driver = build.build(libraries.CUDA_DRIVER, sorted(Path(site, "vllm").glob("*.so")))
+        built = [build.build(libraries.CUDA_DRIVER, sorted(Path(site, "vllm").glob("*.so")))]
+        if users := ucm.shared_objects(site):
+            built.append(build.build(libraries.CUDA_RUNTIME_12, users))
         return {
-            "LD_LIBRARY_PATH": str(build.directory([driver])),
+            **(ucm.ENVIRONMENT if users else {}),
+            "LD_LIBRARY_PATH": str(build.directory(built)),
             "VLLM_HAS_FLASHINFER_CUBIN": "1",
             "TRITON_INTERPRET": "1",
             # A stand-in that nobody wrote ends the process; this says who called it.
@@ -68,11 +67,20 @@ class CudaSim(Platform):
         kernels.install()
         copies.install()
         copies.zero_blocks_on_host()
+        done = SUBSTITUTIONS
+        if case.connector is not None and ucm.shared_objects(Path(sysconfig.get_paths()["platlib"])):
+            done += (ucm.RUNTIME_SUBSTITUTION,)
         config = _config(case)
         text = config.get("text_config", config)
         if text.get("engram_layer_ids") and tokenizers.missing(case.model_dir):
-            return (*SUBSTITUTIONS, tokenizers.stand_in("vllm.models.deepseek_v41.common.engram", text))
-        return SUBSTITUTIONS
+            done += (tokenizers.stand_in("vllm.models.deepseek_v41.common.engram", text),)
+        return done
+
+    def native_copies(self) -> NativeCopies | None:
+        from kvproof.platforms.native_copies import NativeCopies
+
+        users = ucm.shared_objects(Path(sysconfig.get_paths()["platlib"]))
+        return NativeCopies(libraries.CUDA_RUNTIME_12.soname) if users else None
 
     def engine_arguments(self, case: Case) -> dict[str, Any]:
         del case
