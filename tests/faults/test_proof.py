@@ -101,7 +101,7 @@ def test_the_table_shows_who_caught_it_and_where() -> None:
     assert "● placement" in row
     assert "group 1 layer.3 V block 7 byte 130" in row
     assert text[: text.index("must report it")].count("○") == 1
-    assert "PROVED  X: 1 of 1 planted faults caught at their exact place, 61 s" in text
+    assert "PROVED  X on cpu: 1 of 1 planted faults caught at their exact place, 61 s" in text
 
 
 def test_the_table_shows_what_was_missed() -> None:
@@ -114,7 +114,7 @@ def test_the_table_shows_what_was_missed() -> None:
     assert "not applicable: no such moment" in text
     assert "NOT CLEAN" in text
     assert "\x1b" not in text
-    assert "NOT PROVED  X: 0 of 1" in text
+    assert "NOT PROVED  X on cpu: 0 of 1" in text
 
 
 def test_list_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:

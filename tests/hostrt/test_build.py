@@ -1,4 +1,4 @@
-"""Stand-ins are built for the binaries here: every symbol is there, and what nobody wrote says so and ends the process."""
+"""Stand-ins are built for the binaries here: every symbol is there, and one that nobody wrote ends the process."""
 
 import ctypes
 import shutil

@@ -111,6 +111,7 @@ def test_copies_that_touch_declared_memory_are_collected_once(cuda, stream, copi
     assert batch.sources.tolist() == [page.ctypes.data, kv.ctypes.data]
     assert batch.targets.tolist() == [kv.ctypes.data + PAGE, page.ctypes.data]
     assert batch.sizes.tolist() == [100, 50]
+    assert batch.reads.tolist() == [False, True]
     assert copies.collect().sizes.tolist() == []
 
 

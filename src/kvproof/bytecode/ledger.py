@@ -116,6 +116,8 @@ class Ledger:
         self._row_bytes = {r.id: r.row_bytes for r in layout.resources}
         self._frames = [self._frame(family) for family in self.families]
         self._contents_used = 0
+        self.zeroed_padding = False
+        """Set once the runner zeroes whole pages: their padding, and that of their copies, may then be zero too."""
 
     def _make_planes(self, r: Resource) -> list[_Plane]:
         pages = r.view(self.memories[r.storage], self.layout.num_blocks)
@@ -278,7 +280,10 @@ class Ledger:
     ) -> list[Mismatch]:
         if all(_all_bytes(frame[begin:end], Fill.FREE.byte) for begin, end in padding):
             return []
-        wrong = np.concatenate([a + np.flatnonzero(frame[a:b] != Fill.FREE.byte) for a, b in padding])
+        at = np.concatenate([np.arange(a, b) for a, b in padding])
+        wrong = at[(frame[at] != Fill.FREE.byte) & ~((frame[at] == 0) & self.zeroed_padding)]
+        if not wrong.size:
+            return []
         # Named after the page the first wrong byte lies in, or after whoever else has a page in this frame.
         first = family.offset + int(wrong[0])
         mine = family.of_group(group)
@@ -394,8 +399,11 @@ class Ledger:
                 return Decoded(source.resource.id, hit.content, source.first_byte + hit.row_byte)
         return None
 
-    def taint(self, mismatch: Mismatch) -> None:
-        """Do not report this page again: its wrong rows are no longer judged, padding and free frames repainted."""
+    def taint(self, mismatch: Mismatch) -> bool:
+        """Do not report this page again: its wrong rows are no longer judged, padding and free frames repainted.
+
+        True where memory was repainted, all of it in the frames of this block.
+        """
         if mismatch.resource is None or self.owner[mismatch.block] < 0:
             fill = Fill.NULL if mismatch.block == NULL_BLOCK else Fill.FREE
             for i, frames in enumerate(self._frames):
@@ -405,13 +413,14 @@ class Ledger:
                     frame[:] = fill.byte
                 for begin, end in self._padding[i, owner] if owner >= 0 else ():
                     frame[begin:end] = Fill.FREE.byte
-            return
+            return True
         r = next(r for r in self.layout.resources if r.id == mismatch.resource)
         offsets = r.page_offsets().reshape(r.rows, r.row_bytes)
         wrong = np.zeros(offsets.max() + 1, np.bool_)
         for start, length, _ in mismatch.wrong:
             wrong[start : start + length] = True
         self.rows[r.id][mismatch.block, wrong[offsets].any(axis=1)] = Fill.TAINTED
+        return False
 
     def _frame(self, family: FrameFamily) -> ByteArray:
         """Writable view uint8 ``[num_blocks, nbytes]`` of a frame family."""

@@ -58,6 +58,19 @@ def add_case_arguments(parser: argparse.ArgumentParser, model_optional: bool = F
         "model", metavar="MODEL", nargs="?" if model_optional else None,
         help="a Hugging Face model directory or a bundled name (zoo list)",
     )  # fmt: skip
+    add_platform_arguments(parser)
+    parser.add_argument(
+        "--cudagraph-mode", default="", metavar="MODE", help="vLLM's cudagraph mode (default: eager)"
+    )
+    parser.add_argument(
+        "--max-model-len", type=int, metavar="N", help="tokens; decides how many blocks are staged"
+    )
+    parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block (default: vLLM's)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="byte code, prompts, order of free blocks")
+
+
+def add_platform_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the engine is staged; what ``faults`` shares with them."""
     parser.add_argument("--platform", default="cpu", choices=registry.NAMES, help="default: %(default)s")
     parser.add_argument("--runner", default="v1", choices=RUNNERS, help="vLLM's model runner (default: %(default)s)")
     parser.add_argument(
@@ -69,14 +82,6 @@ def add_case_arguments(parser: argparse.ArgumentParser, model_optional: bool = F
     parser.add_argument(
         "--declare-soc", action="store_true", help="allow a --soc other than the one vllm-ascend was built for"
     )
-    parser.add_argument(
-        "--cudagraph-mode", default="", metavar="MODE", help="vLLM's cudagraph mode (default: eager)"
-    )
-    parser.add_argument(
-        "--max-model-len", type=int, metavar="N", help="tokens; decides how many blocks are staged"
-    )
-    parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block (default: vLLM's)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="byte code, prompts, order of free blocks")
 
 
 def refuse(command: str, error: Exception | str) -> int:

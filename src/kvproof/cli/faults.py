@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from kvproof.cli import faults_trace
-from kvproof.cli.check import refuse
+from kvproof.cli.check import add_platform_arguments, refuse
 from kvproof.engine import connectors
 from kvproof.faults.catalogue import CATALOGUE, KINDS, select
 from kvproof.faults.model import Expected, Outcome
 from kvproof.faults.run import Proof, prove
+from kvproof.findings.case import Case
 from kvproof.findings.text import printable
 from kvproof.oracles.registry import ORACLES
 
@@ -40,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="plant faults for the rules of the runtime guard instead, in running engines (docs/trace.md)",
     )  # fmt: skip
     parser.add_argument("--only", nargs="+", default=[], metavar="FAULT", help="plant these faults only")
+    add_platform_arguments(parser)
     parser.add_argument("--list", action="store_true", help="print the catalogue and stop")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables (docs/json.md)")
     parser.set_defaults(run=run)
@@ -57,16 +59,20 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         _list(console, args.json)
         return 0
+    base = Case(
+        "", "", platform=args.platform, runner=args.runner, cuda_capability=args.cuda_capability, soc=args.soc,
+        declare_soc=args.declare_soc,
+    )  # fmt: skip
     try:
         if args.json:
-            proof = prove(args.connector, faults, lambda text: None)
+            proof = prove(args.connector, faults, lambda text: None, base)
         elif console.is_terminal:
             with console.status(args.connector) as status:
-                proof = prove(args.connector, faults, lambda text: status.update(f"{args.connector}: {text}"))
+                proof = prove(args.connector, faults, lambda text: status.update(f"{args.connector}: {text}"), base)
         else:
             proof = prove(
-                args.connector, faults, lambda text: console.print(f"  {text}", highlight=False, markup=False)
-            )  # fmt: skip
+                args.connector, faults, lambda text: console.print(f"  {text}", highlight=False, markup=False), base
+            )
     except ValueError as error:
         return refuse("faults", error)
     if args.json:
@@ -113,7 +119,8 @@ def render(proof: Proof, console: Console) -> None:
     console.print(
         Text.assemble(
             (word, style),
-            f"  {proof.connector}: {caught} of {len(judged)} planted faults caught at their exact place"
+            f"  {proof.connector} on {proof.platform}: {caught} of {len(judged)} planted faults caught "
+            "at their exact place"
             + (f", {rest} not applicable" if rest else "") + f", {proof.seconds:.0f} s",
         )
     )  # fmt: skip

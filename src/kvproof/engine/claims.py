@@ -119,16 +119,19 @@ class CopyRecorder:
             past_end = mine & self._leaves_storage(batch.targets if write else batch.sources, batch.sizes)
             keep &= ~past_end
         lost = ~source_in & ~target_in
-        if lost.any():
+        for write in (False, True):
             # Neither end is KV memory, though one was meant to be: counted and not executed.
-            self._report(
-                Access(
-                    True, "copy", int(lost.sum()), int(batch.sizes[lost].sum()), set(), int(lost.sum()), 0,
-                    f"address {int(batch.targets[lost][0]):#x} is in no KV storage",
-                )
-            )  # fmt: skip
-            keep &= ~lost
-        return CopyBatch(batch.sources[keep], batch.targets[keep], batch.sizes[keep])
+            mine = lost & (batch.reads != write)
+            if mine.any():
+                address = int((batch.targets if write else batch.sources)[mine][0])
+                self._report(
+                    Access(
+                        write, "copy", int(mine.sum()), int(batch.sizes[mine].sum()), set(), int(mine.sum()), 0,
+                        f"address {address:#x} is in no KV storage",
+                    )
+                )  # fmt: skip
+        keep &= ~lost
+        return CopyBatch(batch.sources[keep], batch.targets[keep], batch.sizes[keep], batch.reads[keep])
 
     def _starts(self, addresses: Any, block: Any, mine: Any) -> dict[int, tuple[int, int]]:
         """First address used of each block, as (storage, byte in it)."""
@@ -163,7 +166,7 @@ class TorchRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         first = args[0] if args else None
-        if isinstance(first, torch.Tensor) and first.device.type == "cpu" and self._in_kv(first):
+        if isinstance(first, torch.Tensor) and first.device.type != "meta" and self._in_kv(first):
             if name in self._INDEXED_READS:
                 self._indexed(first, args[1], write=False)
             elif name in self._INDEXED_WRITES:
@@ -184,7 +187,7 @@ class TorchRecorder(TorchDispatchMode):
         axis = next((n for n, i in enumerate(_as_list(indices)) if isinstance(i, torch.Tensor)), 0)
         if index is None:
             return
-        values = index.reshape(-1).to(torch.int64).numpy()
+        values = index.reshape(-1).to(torch.int64).cpu().numpy()
         values = np.where(values < 0, values + tensor.shape[axis], values)
         item = tensor.element_size()
         addresses = tensor.data_ptr() + values * (tensor.stride(axis) * item)

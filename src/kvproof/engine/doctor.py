@@ -22,6 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kvproof.platforms import registry
+
 __all__ = ["Compiler", "Connector", "Diagnosis", "Package", "Platform", "Probe", "diagnose"]
 
 DEEP_LIMIT_SECONDS = 180.0
@@ -191,19 +193,17 @@ def _amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
 
 
 def _platforms(versions: Mapping[str, str | None], probes: Sequence[Probe]) -> tuple[Platform, ...]:
-    later = "not in this version of kvproof"
-    build = versions.get("vllm")
-    cuda_build = f"vllm {build} is installed" if build and "cpu" not in build else "no CUDA build of vLLM"
-    ascend_build = "vllm-ascend is installed" if versions.get("vllm-ascend") else "no vllm-ascend"
-    card = "NVIDIA device found" if Path("/dev/nvidiactl").exists() else "no NVIDIA device"
-    npu = "Ascend device found" if Path("/dev/davinci_manager").exists() else "no Ascend device"
-    return (
-        _cpu(versions, probes),
-        Platform("cuda-sim", False, f"{later}; {cuda_build}", "use the cpu platform"),
-        Platform("ascend-sim", False, f"{later}; {ascend_build}", "use the cpu platform"),
-        Platform("cuda", False, f"{later}; {cuda_build}, {card}", "use the cpu platform"),
-        Platform("ascend", False, f"{later}; {ascend_build}, {npu}", "use the cpu platform"),
-    )
+    return (_cpu(versions, probes), *(_other(name) for name in registry.NAMES if name != "cpu"))
+
+
+def _other(name: str) -> Platform:
+    """A platform as it says of itself."""
+    try:
+        registry.platform(name).here()
+    except ValueError as error:
+        reason, _, hint = str(error).removeprefix(f"--platform {name}: ").rpartition("; ")
+        return Platform(name, False, reason, hint)
+    return Platform(name, True, "this environment has what it needs", "")
 
 
 def _cpu(versions: Mapping[str, str | None], probes: Sequence[Probe]) -> Platform:

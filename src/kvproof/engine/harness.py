@@ -28,6 +28,7 @@ from kvproof.engine.sequences import common_prefix, scattered
 from kvproof.engine.staging import Staged
 from kvproof.layout import Group, Resource
 from kvproof.oracles import transcript as t
+from kvproof.platforms import device_memory
 from kvproof.platforms.hostcopy import HOST_COPIER
 from kvproof.platforms.native_copies import NativeCopies
 
@@ -56,12 +57,17 @@ class Tracked:
 
 @dataclass(frozen=True)
 class Work:
-    """One request's share of a step: tokens [computed, computed + count) are computed."""
+    """One request's share of a step: tokens [computed, computed + count) are computed.
+
+    ``kept``: tokens whose cached KV the step leaves alone. More than ``computed`` where vLLM replays the last window of
+    a hit for groups that are not cached.
+    """
 
     tracked: Tracked
     computed: int
     count: int
     first: bool
+    kept: int
 
 
 class StuckError(RuntimeError):
@@ -75,7 +81,8 @@ class Harness:
         self.staged = staged
         self.layout = staged.memory.layout
         self.groups: dict[int, Group] = {g.id: g for g in self.layout.groups}
-        self.ledger = Ledger(self.layout, ByteCode(seed), staged.memory.storages)
+        self.memory = staged.memory.bytes
+        self.ledger = Ledger(self.layout, ByteCode(seed), self.memory.arrays)
         self.contents = Contents()
         self.transcript = t.Transcript()
         self.rng = np.random.default_rng(seed)
@@ -83,6 +90,7 @@ class Harness:
         self.step_number = 0
         self.tracked: dict[str, Tracked] = {}
         self.finished: list[Tracked] = []
+        self._lingering: set[int] = set()
         self._profile = profile
         self._prompts: list[list[int]] = []
         self._work: list[Work] = []
@@ -93,9 +101,13 @@ class Harness:
         self._mamba_mode = staged.core.vllm_config.cache_config.mamba_cache_mode
         self._native: NativeCopies | None = None
         self._serial = 0
-        self.ledger.paint()
+        self._paint()
         self._observe()
         self.scramble()
+
+    def _paint(self) -> None:
+        self.ledger.paint()
+        self.memory.push()
 
     # ------------------------------------------------------------------ wiring
 
@@ -186,20 +198,22 @@ class Harness:
         return blocks - {0}
 
     def _savable(self) -> set[int]:
-        """Blocks a save may read: every block some request owns or owned in this scenario."""
-        blocks = {b for r in (*self.tracked.values(), *self.finished) for table in r.tables for b in table}
-        return blocks - {0}
+        """Blocks a save may read: those some request owns or owned in this scenario, in its first step also before."""
+        mine = {b for r in (*self.tracked.values(), *self.finished) for table in r.tables for b in table}
+        return (self._lingering | mine) - {0}
 
     # ------------------------------------------------------------------ driving
 
     def begin(self, scenario: str) -> None:
         """Start a scenario: earlier requests are forgotten, what is stored stays stored."""
         self.scenario = scenario
+        # A store may be put off to the start of the next step, when its blocks are free but not written yet.
+        self._lingering = {b for r in self.finished for table in r.tables for b in table}
         self.finished.clear()
 
     def start_over(self) -> None:
         """Forget everything seen on this engine: memory is nobody's, no prompt is known, the transcript is new."""
-        self.ledger.paint()
+        self._paint()
         for known in (self.tracked, self.finished, self._prompts, self._digests, self._work):
             known.clear()
         self.transcript = t.Transcript()
@@ -277,6 +291,7 @@ class Harness:
         _, executed = core.step_fn()
         core.post_step(executed)
         self._collect_native()
+        self._lingering = set()
         for work in self._work:
             work.tracked.loaded = True
         if not core.scheduler.has_requests():
@@ -342,7 +357,7 @@ class Harness:
                 self._bind(tracked, [list(table) for table in tables])
         self._zeroed(output.new_block_ids_to_zero or [])
         self._work = [
-            Work(self.tracked[r], computed[r], n, not self.tracked[r].loaded)
+            Work(self.tracked[r], computed[r], n, not self.tracked[r].loaded, self._kept(self.tracked[r], computed[r]))
             for r, n in output.num_scheduled_tokens.items()
         ]
         for work in self._work:
@@ -375,6 +390,11 @@ class Harness:
             }
         )
 
+    def _kept(self, tracked: Tracked, computed: int) -> int:
+        """Tokens of ``tracked`` whose cached KV this step only reads."""
+        replays = getattr(self.staged.core.scheduler.requests[tracked.request_id], "replay_start", 0) > 0
+        return max(computed, tracked.local + tracked.external) if replays else computed
+
     def _bind(self, tracked: Tracked, tables: list[list[int]]) -> None:
         for group, table in enumerate(tables):
             size = self.groups[group].block_size
@@ -382,9 +402,11 @@ class Harness:
             # What somebody wrote into a block must be seen before the poison covers it.
             self._judge("at_rest", [block for _, block in fresh])
             for index, block in fresh:
-                loading = not tracked.loaded and tracked.external > 0
+                restored = self.groups[group].rule != "recomputed"
+                loading = restored and not tracked.loaded and tracked.external > 0
                 in_load = loading and index * size < tracked.local + tracked.external
                 self.ledger.allocate(group, [block], Fill.TARGET if in_load else Fill.UNCOMPUTED)
+                self.memory.push(device_memory.frames(self.ledger.families, [block]))
                 if in_load or self.groups[group].rule == "state":
                     # A load may be under way from now on, and production copies states between blocks itself.
                     for r in self.layout.group_resources(group):
@@ -409,6 +431,7 @@ class Harness:
         return (index + 1) * size <= tracked.local
 
     def _zeroed(self, blocks: Sequence[int]) -> None:
+        self.ledger.zeroed_padding |= bool(blocks)
         for block in blocks:
             owner = int(self.ledger.owner[block])
             for r in self.layout.group_resources(owner) if owner >= 0 else ():
@@ -439,8 +462,10 @@ class Harness:
 
     def _read(self, r: Resource, work: Work) -> None:
         tracked, group = work.tracked, self.groups[r.group]
+        if group.rule == "recomputed":
+            return  # nothing is loaded or cached here: what stands in its blocks is judged like any other memory
         hit_end = tracked.local + tracked.external
-        wanted = self._rows(r, tracked, self._required_from(group, work.computed), min(work.computed, hit_end))
+        wanted = self._rows(r, tracked, self._required_from(group, work.computed), min(work.kept, hit_end))
         loaded = self._rows(r, tracked, tracked.local, hit_end) if tracked.external else {}
         for block, (first, last, contents) in loaded.items():
             required = wanted.get(block)
@@ -453,6 +478,7 @@ class Harness:
         for block, (first, last, _) in loaded.items():
             begin, end = pages.get(block, (first, last))
             pages[block] = (min(first, begin), max(last, end))
+        self.memory.pull(device_memory.pages(r, pages))
         mismatches, judged = self.ledger.judge_rows(r, pages)
         self.transcript.judge("read", judged)
         wrong_blocks = {m.block for m in mismatches}
@@ -470,6 +496,7 @@ class Harness:
         table, size = work.tracked.tables[r.group], self.groups[r.group].block_size
         index = 0 if self._mamba_mode == "none" else (work.computed - 1) // size
         if index < len(table) and table[index] != 0:
+            self.memory.pull(device_memory.pages(r, [table[index]]))
             mismatches, judged = self.ledger.judge_rows(r, {table[index]: (0, 1)})
             self.transcript.judge("read", judged)
             for m in mismatches:
@@ -498,16 +525,24 @@ class Harness:
         if group.rule == "state" or r.tokens_per_row == 0:
             self._write_state(r, tracked, work.computed, end)
             return
-        rows = self._rows(r, tracked, work.computed, end)
+        rows = self._rows(r, tracked, work.computed if group.rule == "recomputed" else work.kept, end)
         for block, (first, last, contents) in rows.items():
-            self.ledger.write(r, block, first, contents)
+            self._store(r, block, first, contents)
             self.transcript.saved_bytes[r.id] = (
                 self.transcript.saved_bytes.get(r.id, 0) + (last - first) * r.row_bytes
             )
-            if last == r.rows:
-                self._remember(r, block, int(contents[-1]))
-            else:
+            if last < r.rows:
                 self.transcript.uncomputed_bytes += (r.rows - last) * r.row_bytes
+            elif not (first and work.first and tracked.external):
+                # Of a block that is loaded up to here the load may still be under way: this layer waits for it later.
+                self._remember(r, block, int(contents[-1]))
+
+    def _store(self, r: Resource, block: int, first_row: int, contents: np.ndarray[Any, Any]) -> None:
+        """What the kernel writes; the rest of the page stays what it is in memory."""
+        page = device_memory.pages(r, [block])
+        self.memory.pull(page)
+        self.ledger.write(r, block, first_row, contents)
+        self.memory.push(page)
 
     def _write_state(self, r: Resource, tracked: Tracked, begin: int, end: int) -> None:
         table, size = tracked.tables[r.group], self.groups[r.group].block_size
@@ -518,7 +553,7 @@ class Harness:
             if index >= len(table) or table[index] == 0:
                 continue
             content = tracked.contents[position - 1 : position]
-            self.ledger.write(r, table[index], 0, content)
+            self._store(r, table[index], 0, content)
             self.transcript.saved_bytes[r.id] = self.transcript.saved_bytes.get(r.id, 0) + r.row_bytes
             if position % size == 0:
                 self._remember(r, table[index], int(content[0]))
@@ -530,7 +565,7 @@ class Harness:
     def _digest(self, r: Resource, block: int) -> tuple[bytes, int]:
         view = self.staged.memory.views[r.id]
         ratio = view.shape[0] // self.layout.num_blocks
-        page = view[block * ratio : (block + 1) * ratio].contiguous().view(torch.uint8).numpy()
+        page = view[block * ratio : (block + 1) * ratio].contiguous().cpu().view(torch.uint8).numpy()
         return blake3(page.data).digest(), page.nbytes
 
     @staticmethod
@@ -572,6 +607,7 @@ class Harness:
     # ------------------------------------------------------------------ judging
 
     def _judge(self, moment: str, blocks: list[int] | None = None) -> None:
+        self.memory.pull(None if blocks is None else device_memory.frames(self.ledger.families, blocks))
         mismatches, judged = self.ledger.judge(blocks)
         self.transcript.judge(moment, judged)
         for m in mismatches:
@@ -599,7 +635,8 @@ class Harness:
         )
         if mismatch.decoded is not None and mismatch.decoded.content not in self.transcript.names:
             self.transcript.names[mismatch.decoded.content] = self._name(mismatch.decoded.content)
-        self.ledger.taint(mismatch)
+        if self.ledger.taint(mismatch):
+            self.memory.push(device_memory.frames(self.ledger.families, [mismatch.block]))
 
     def _token_of(self, request: str | None, m: Mismatch) -> int | None:
         """Position of the token whose row is wrong; the last one of a compressed row or of a state's block."""

@@ -18,10 +18,10 @@ def snapshot(config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):  # before str and int: vLLM's enums are often both
+        return value.name
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Enum):
-        return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         # What vLLM derives from a spec's fields decides how many bytes a block takes.

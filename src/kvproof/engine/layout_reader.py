@@ -7,13 +7,10 @@ inside comes from the runner's view of that layer. Both must agree on every addr
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
@@ -32,6 +29,8 @@ from vllm.v1.kv_cache_interface import (
 from kvproof.bytecode.ledger import ByteArray
 from kvproof.engine import runner_placement
 from kvproof.layout import Axis, Field, Group, Layout, Resource, Storage
+from kvproof.platforms import device_memory
+from kvproof.platforms.platform import Platform
 
 
 class LayoutDisagreementError(ValueError):
@@ -40,39 +39,46 @@ class LayoutDisagreementError(ValueError):
 
 @dataclass(frozen=True)
 class Memory:
-    """The layout, the bytes of each storage (writable, uint8), and the runner's view(s) of each layer."""
+    """The layout, the bytes of each storage, and the runner's view(s) of each layer."""
 
     layout: Layout
-    storages: list[ByteArray]
-    addresses: list[int]
+    bytes: device_memory.Memory
     views: dict[int, torch.Tensor]
     """Resource id -> the runner's own view of it."""
+
+    @property
+    def storages(self) -> list[ByteArray]:
+        """The bytes of each storage, uint8, writable; on a real device to be pulled and pushed."""
+        return self.bytes.arrays
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where each storage begins, in the platform's own addresses."""
+        return self.bytes.addresses
 
 
 def read_layout(
     config: KVCacheConfig,
     forward_context: dict[str, Any],
     kv_lora_rank: int | None,
-    host: Callable[[torch.Tensor], torch.Tensor],
-    runner_places: bool = False,
+    platform: Platform,
 ) -> Memory:
     """Layout of one worker. ``forward_context`` maps layer names to modules with their bound ``kv_cache``.
 
-    ``host`` gives a CPU tensor over the bytes of one of the platform's. ``runner_places``: the runner allocates on its
-    own, see :mod:`kvproof.engine.runner_placement`.
+    Where the platform's runner allocates on its own, see :mod:`kvproof.engine.runner_placement`.
     """
     groups, layer_specs = _groups(config)
     bound = [layer for layer in layer_specs if layer in forward_context]
-    views = {layer: [host(view) for view in _views(forward_context[layer])] for layer in bound}
+    views = {layer: [platform.host(view) for view in _views(forward_context[layer])] for layer in bound}
     by_resource: dict[int, torch.Tensor] = {}
     storages: dict[int, int] = {}
-    sizes: list[int] = []
+    allocations: list[torch.UntypedStorage] = []
     resources: list[Resource] = []
     for storage in (v.untyped_storage() for layer in _in_plan(config, views) for v in views[layer]):
         if storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = len(storages)
-            sizes.append(storage.nbytes())
-    if runner_places:
+            allocations.append(storage)
+    if platform.runner_places:
         placed = runner_placement.place(views, storages)
         runner_placement.check(config, {layer: spec for layer, (_, spec) in layer_specs.items()}, placed)
     for tensor in config.kv_cache_tensors:
@@ -80,7 +86,7 @@ def read_layout(
             if layer not in views:
                 continue
             group, spec = layer_specs[layer]
-            if runner_places:
+            if platform.runner_places:
                 mine, seen = runner_placement.resources(
                     len(resources), group, layer, spec, placed[layer], config.num_blocks
                 )
@@ -94,23 +100,19 @@ def read_layout(
                 len(resources), group, layer, spec, views[layer], storages[storage.data_ptr()], storage.data_ptr(),
                 page, tensor.block_stride, config.num_blocks, kv_lora_rank,
             )  # fmt: skip
-    if runner_places:
-        resources = runner_placement.bounded(resources)
+    if platform.runner_places:
+        resources = runner_placement.bounded(resources, placed)
     missing = sorted(set(layer_specs) - {r.layer for r in resources})
     if missing:
         raise LayoutDisagreementError(f"layer {missing[0]} has a cache spec but no tensor, {len(missing)} such layers")
     layout = Layout(
         str(config.kv_cache_layout),
         config.num_blocks,
-        tuple(Storage(i, n) for i, n in enumerate(sizes)),
+        tuple(Storage(i, storage.nbytes()) for i, storage in enumerate(allocations)),
         groups,
         tuple(resources),
     )
-    addresses = list(storages)
-    memory = [
-        np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(p)) for p, n in zip(addresses, sizes, strict=True)
-    ]
-    return Memory(layout, memory, addresses, by_resource)
+    return Memory(layout, platform.memory(allocations), by_resource)
 
 
 def _in_plan(config: KVCacheConfig, views: dict[str, list[torch.Tensor]]) -> list[str]:

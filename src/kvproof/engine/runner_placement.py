@@ -1,9 +1,9 @@
 """Resources of a runner that allocates on its own: vllm-ascend plans with vLLM's KVCacheTensor and places differently.
 
-Its views are block first, then token, head, content; a layer has one view per part (K and V, latent and rope, index key
-and scale), in one allocation or in one each. Where a page starts and how far blocks are apart is read off the views, and
-checked against what vLLM planned: the bytes of a block over a layer's allocations, the number of blocks, the layers that
-may share an allocation, tokens and heads of every view.
+Its views are block first, then token, head, content; a layer has one view per part (K and V, latent and rope, index
+key and scale), in one allocation or in one each. Where a page starts and how far blocks are apart is read off the
+views, and checked against what vLLM planned: the bytes of a block over a layer's allocations, the number of blocks,
+the layers that may share an allocation, tokens and heads of every view.
 """
 
 from __future__ import annotations
@@ -39,11 +39,17 @@ class Placed:
         """Bytes from the start of the allocation to block 0 of this view."""
         return self.view.data_ptr() - self.origin
 
+    @property
+    def start(self) -> int:
+        """Bytes from the start of the storage to the start of the allocation: what alignment skipped."""
+        return self.origin - self.view.untyped_storage().data_ptr()
+
     def block_stride(self, num_blocks: int) -> int:
         """Bytes from one manager block to the next."""
-        ratio = self.view.shape[0] // num_blocks
-        if ratio * num_blocks != self.view.shape[0]:
-            raise PlacementError(f"layer {self.layer}: a view has {self.view.shape[0]} blocks, vLLM planned {num_blocks}")
+        blocks = self.view.shape[0]
+        ratio = blocks // num_blocks
+        if ratio * num_blocks != blocks:
+            raise PlacementError(f"layer {self.layer}: a view has {blocks} blocks, vLLM planned {num_blocks}")
         return self.view.stride(0) * self.view.element_size() * ratio
 
 
@@ -76,7 +82,7 @@ def check(config: KVCacheConfig, specs: dict[str, KVCacheSpec], placed: dict[str
             )
         for p in mine:
             stride = strides[p.storage]
-            room = p.view.untyped_storage().nbytes() - (p.origin - p.view.untyped_storage().data_ptr())
+            room = p.view.untyped_storage().nbytes() - p.start
             if p.block_stride(config.num_blocks) != stride or config.num_blocks * stride > room:
                 raise PlacementError(
                     f"layer {layer}: {config.num_blocks} blocks of {p.block_stride(config.num_blocks)} bytes, "
@@ -101,21 +107,22 @@ def resources(
     return found, [p.view for p in distinct]
 
 
-def bounded(all_resources: Iterable[Resource]) -> list[Resource]:
+def bounded(all_resources: Iterable[Resource], placed: dict[str, list[Placed]]) -> list[Resource]:
     """Pages of one group that lie in the same block: each ends where the next begins, the last one at the block's end.
 
     What lies between a resource's content and its page's end is padding, so a page must not cover another resource.
     """
     found = list(all_resources)
+    starts = {p.storage: p.start for mine in placed.values() for p in mine}
     shares: dict[tuple[int, int, int], list[Resource]] = {}
     for r in found:
-        shares.setdefault((r.group, r.storage, r.offset // r.block_stride), []).append(r)
+        shares.setdefault((r.group, r.storage, (r.offset - starts[r.storage]) // r.block_stride), []).append(r)
     ends: dict[int, int] = {}
-    for mine in shares.values():
+    for (_, storage, region), mine in shares.items():
         offsets = sorted({r.offset for r in mine})
         for r in mine:
             later = [o for o in offsets if o > r.offset]
-            ends[r.id] = later[0] if later else (r.offset // r.block_stride + 1) * r.block_stride
+            ends[r.id] = later[0] if later else starts[storage] + (region + 1) * r.block_stride
     return [Resource(**{**r.__dict__, "page_bytes": ends[r.id] - r.offset}) for r in found]
 
 
@@ -148,21 +155,22 @@ def _resource(
         per_row = 0
     else:
         tokens, heads, content = axes
-        if tokens.count * ratio * per_row != spec.block_size or heads.count != getattr(spec, "num_kv_heads", 1):
+        planned_heads = getattr(spec, "num_kv_heads", 1)
+        if tokens.count * ratio * per_row != spec.block_size or heads.count != planned_heads:
             raise PlacementError(
-                f"layer {layer}: a block of {name} has {tokens.count * ratio} rows and {heads.count} heads, vLLM planned "
-                f"{spec.block_size} tokens, {per_row} a row, and {getattr(spec, 'num_kv_heads', 1)} heads"
+                f"layer {layer}: a block of {name} has {tokens.count * ratio} rows and {heads.count} heads, "
+                f"vLLM planned {spec.block_size} tokens, {per_row} a row, and {planned_heads} heads"
             )
         split = (Axis(ratio, stride // ratio),) if ratio > 1 else ()
         rows = (*split, tokens)
         cell = Axis(content.count * item, 1)
         if content.stride != item:
-            raise PlacementError(f"layer {layer}: the content of {name} is not contiguous, stride {content.stride} bytes")
+            raise PlacementError(f"layer {layer}: content of {name} has stride {content.stride} bytes, expected {item}")
         cells = (heads, cell) if heads.count > 1 else (cell,)
     fields = (Field(name, 0, cells[-1].count),)
     return Resource(
         number, group, layer, str(view.dtype).removeprefix("torch."), placed.storage,
-        placed.offset + placed.origin - view.untyped_storage().data_ptr(), stride, stride - placed.offset % stride,
+        placed.start + placed.offset, stride, stride - placed.offset % stride,
         rows, cells, per_row, fields,
     )  # fmt: skip
 

@@ -220,8 +220,7 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
         runner.kv_cache_config,
         config.compilation_config.static_forward_context,
         getattr(text_config, "kv_lora_rank", None),
-        host.host,
-        host.runner_places,
+        host,
     )
     kv = core.scheduler.kv_cache_config
     return Staged(

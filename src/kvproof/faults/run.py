@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from kvproof.engine import connectors
 from kvproof.faults.model import Control, Fault, Outcome
 from kvproof.findings.case import Case
 from kvproof.findings.text import PROGRESS
+from kvproof.platforms.registry import platform
 from kvproof.scenarios.children import watch
 
 RESULT = "kvproof fault: "
@@ -33,6 +34,7 @@ class Proof:
     faults: list[Outcome] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
     seconds: float = 0.0
+    platform: str = "cpu"
 
     @property
     def holds(self) -> bool:
@@ -44,6 +46,7 @@ class Proof:
         return {
             "schema": "kvproof.faults/1",
             "connector": self.connector,
+            "platform": self.platform,
             "faults": [f.to_json() for f in self.faults],
             "control": {
                 "clean": bool(self.controls) and all(c.clean for c in self.controls),
@@ -53,10 +56,18 @@ class Proof:
         }
 
 
-def prove(connector: str, faults: list[type[Fault]], progress: Callable[[str], None]) -> Proof:
-    """Plant every fault in ``connector``. ValueError for a connector name that cannot be one."""
+ON_CPU = Case("", "")
+
+
+def prove(
+    connector: str, faults: list[type[Fault]], progress: Callable[[str], None], where: Case = ON_CPU
+) -> Proof:
+    """Plant every fault in ``connector``. ``where`` says the platform and runner, its model counts for nothing.
+
+    ValueError for a connector name that cannot be one, and where the platform cannot run here.
+    """
     begin = time.monotonic()
-    proof = Proof(connector)
+    proof = Proof(connector, platform=where.platform)
     found: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="kvproof-") as directory:
         for model in dict.fromkeys(f.model for f in faults):
@@ -65,7 +76,7 @@ def prove(connector: str, faults: list[type[Fault]], progress: Callable[[str], N
             found |= {f.name(): not_applicable(f, unfit[f.name()]) for f in mine if f.name() in unfit}
             pending = [f for f in mine if f.name() not in unfit]
             while pending:
-                outcomes, controls = _child(connector, model, pending, Path(directory), progress)
+                outcomes, controls = _child(connector, replace(where, model=model), pending, Path(directory), progress)
                 found |= {o.name: o for o in outcomes}
                 proof.controls += controls
                 pending = [f for f in pending if f.name() not in found]
@@ -82,17 +93,19 @@ def not_applicable(fault: type[Fault], reason: str) -> Outcome:
 
 
 def _child(
-    connector: str, model: str, faults: list[type[Fault]], workdir: Path, progress: Callable[[str], None]
+    connector: str, where: Case, faults: list[type[Fault]], workdir: Path, progress: Callable[[str], None]
 ) -> tuple[list[Outcome], list[Control]]:
     """Run the faults in one child as far as it gets; at least one fault more has an outcome afterwards."""
+    model = where.model
     with tempfile.TemporaryDirectory(dir=workdir) as directory:
         place = Path(directory)
         (place / "store").mkdir()
-        case = Case(
-            model=model, model_dir=str(zoo.resolve(model, place)),
+        case = replace(
+            where, model_dir=str(zoo.resolve(model, place)),
             connector=connectors.parse(connector, str(place / "store")), max_model_len=MAX_MODEL_LEN,
             store=str(place / "store"),
         )  # fmt: skip
+        platform(case.platform).require(case)
         (place / "case.json").write_text(case.dumps(), encoding="utf-8")
         names = [f.name() for f in faults]
         watched = watch(

@@ -152,6 +152,21 @@ KVPROOF_EXPORT aclError aclrtDeviceCanAccessPeer(int32_t *can, int32_t device, i
     return ACL_SUCCESS;
 }
 
+/* What the device computes with, declared: KVPROOF_CUBE_CORES, KVPROOF_VECTOR_CORES, KVPROOF_L2_BYTES. */
+enum { CUBE_CORES, VECTOR_CORES, L2_BYTES };
+
+KVPROOF_EXPORT aclError aclGetDeviceCapability(uint32_t device, int question, int64_t *value)
+{
+    if (device >= DEVICE_COUNT)
+        return ACL_ERROR_RT_INVALID_DEVICEID;
+    static const char *const names[] = {"KVPROOF_CUBE_CORES", "KVPROOF_VECTOR_CORES", "KVPROOF_L2_BYTES"};
+    const char *declared = question >= CUBE_CORES && question <= L2_BYTES ? getenv(names[question]) : NULL;
+    if (!declared)
+        return refuse("aclGetDeviceCapability", "not declared:", question);
+    *value = strtoll(declared, NULL, 10);
+    return ACL_SUCCESS;
+}
+
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
 static aclError take(void **pointer, size_t size, size_t alignment)

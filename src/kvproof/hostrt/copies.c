@@ -74,39 +74,42 @@ KVPROOF_EXPORT size_t kvproof_collect(KvproofCopy *into, size_t room)
     return count;
 }
 
-/* The range an address begins in, or NULL. Call with the lock held. */
-static const Range *range_of(uint64_t address)
-{
-    for (size_t i = 0; i < range_count; i++)
-        if (ranges[i].base <= address && address - ranges[i].base < ranges[i].bytes)
-            return &ranges[i];
-    return NULL;
-}
-
-/* Whether one end of a copy may be used; `device`: it has to be device memory. Call with the lock held. */
+/* Whether one end of a copy may be used; `device`: it has to be device memory. A declared range may be part of one that
+ * was allocated here. Call with the lock held. */
 static int usable(const char *library, const char *symbol, const char *end, uint64_t address, uint64_t bytes,
                   int device, int *declared)
 {
-    const Range *range = range_of(address);
-    *declared |= range && range->declared;
-    if (range && bytes <= range->base + range->bytes - address)
+    const Range *left = NULL;
+    int whole = 0;
+    for (size_t i = 0; i < range_count; i++) {
+        const Range *range = &ranges[i];
+        if (address < range->base || address - range->base >= range->bytes)
+            continue;
+        *declared |= range->declared;
+        if (bytes <= range->base + range->bytes - address)
+            whole = 1;
+        else
+            left = range;
+    }
+    if (whole)
         return 1;
-    if (range)
+    if (left)
         fprintf(stderr,
                 "kvproof-hostrt: %s: %s: %s %#lx + %lu bytes leaves device memory %#lx + %lu bytes by %lu bytes\n",
-                library, symbol, end, address, bytes, range->base, range->bytes,
-                address + bytes - range->base - range->bytes);
+                library, symbol, end, address, bytes, left->base, left->bytes,
+                address + bytes - left->base - left->bytes);
     else if (device)
         fprintf(stderr, "kvproof-hostrt: %s: %s: %s %#lx + %lu bytes is in none of %zu ranges of device memory\n",
                 library, symbol, end, address, bytes, range_count);
-    return !range && !device;
+    return !left && !device;
 }
 
-static void record(uint64_t source, uint64_t target, uint64_t bytes, int refused)
+/* Carried out or not. Call with the lock held. */
+static void record(uint64_t source, uint64_t target, uint64_t bytes, int kind)
 {
     if (record_count == record_room)
         records = grown(records, &record_room, sizeof *records);
-    records[record_count++] = (KvproofCopy){source, target, bytes, (uint64_t)refused};
+    records[record_count++] = (KvproofCopy){source, target, bytes, (uint64_t)kind};
 }
 
 /* Through the kernel, which answers for an address that is not mapped instead of ending the process. */
@@ -145,7 +148,7 @@ int kvproof_copy(const char *library, const char *symbol, void *target, const vo
     int moved = usable_source && usable_target && move(library, symbol, target, source, bytes);
     if (declared || !moved) {
         pthread_mutex_lock(&lock);
-        record(from, to, bytes, !moved);
+        record(from, to, bytes, kind);
         pthread_mutex_unlock(&lock);
     }
     return moved;
@@ -158,7 +161,7 @@ int kvproof_fill(const char *library, const char *symbol, void *target, int valu
     pthread_mutex_lock(&lock);
     int allowed = usable(library, symbol, "target", to, bytes, 1, &declared);
     if (declared || !allowed)
-        record(0, to, bytes, !allowed);
+        record(0, to, bytes, KVPROOF_HOST_TO_DEVICE);
     pthread_mutex_unlock(&lock);
     if (allowed)
         memset(target, value, bytes);

@@ -8,8 +8,7 @@ enum { KVPROOF_HOST_TO_HOST, KVPROOF_HOST_TO_DEVICE, KVPROOF_DEVICE_TO_HOST, KVP
 
 /* One copy that touched declared device memory, or would have. Addresses as given, sizes in bytes. */
 typedef struct {
-    uint64_t source, target, bytes;
-    uint64_t refused; /* 1 where it was not carried out */
+    uint64_t source, target, bytes, kind;
 } KvproofCopy;
 
 /* Memory of the device that the runtime library itself handed out. */

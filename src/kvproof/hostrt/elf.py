@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ def _opened(path: Path) -> Iterator[Any]:
             raise ValueError(f"{path}: not an ELF file ({error})") from error
 
 
+@cache
 def imports(path: Path) -> Imports:
-    """What the binary at ``path`` imports. ValueError where it is no ELF file."""
+    """What the binary at ``path`` imports, read once per process. ValueError where it is no ELF file."""
     with _opened(path) as elf:
         dynamic = elf.get_section_by_name(".dynamic")
         table = elf.get_section_by_name(".dynsym")

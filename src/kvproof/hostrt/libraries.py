@@ -11,8 +11,8 @@ class Library:
     """One shared library by its soname.
 
     ``sources`` are files of this package. ``symbols`` matches the names that belong to it among the undefined symbols
-    of its users; ``version`` is the ELF version node its users ask for, empty where they ask for none. ``needs`` are the
-    libraries it depends on: a symbol looked up in this one by name is found in those too.
+    of its users; ``version`` is the ELF version node its users ask for, empty where they ask for none. ``needs`` are
+    the libraries it depends on: a symbol looked up in this one by name is found in those too.
     """
 
     soname: str

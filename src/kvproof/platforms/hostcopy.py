@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,25 @@ import numpy.typing as npt
 AddressArray = npt.NDArray[np.uint64]
 
 
+_UNSAID = np.empty(0, np.bool_)
+
+
 @dataclass(frozen=True)
 class CopyBatch:
-    """``sources[i] -> targets[i]``, ``sizes[i]`` bytes; addresses uint64, sizes in bytes."""
+    """``sources[i] -> targets[i]``, ``sizes[i]`` bytes; addresses uint64, sizes in bytes.
+
+    ``reads[i]`` is True where the caller says that the source is the device's; False throughout where nobody said so.
+    """
 
     sources: AddressArray
     targets: AddressArray
     sizes: npt.NDArray[np.int64]
+    reads: npt.NDArray[np.bool_] = field(default_factory=lambda: _UNSAID)
 
     def __post_init__(self) -> None:
-        if not len(self.sources) == len(self.targets) == len(self.sizes):
+        if self.reads is _UNSAID:
+            object.__setattr__(self, "reads", np.zeros(len(self.sizes), np.bool_))
+        if not len(self.sources) == len(self.targets) == len(self.sizes) == len(self.reads):
             raise ValueError(
                 f"copy lists differ in length: {len(self.sources)}, {len(self.targets)}, {len(self.sizes)}"
             )
@@ -46,6 +55,13 @@ class HostCopier:
             batch.sources.tolist(), batch.targets.tolist(), batch.sizes.tolist(), strict=True
         ):
             ctypes.memmove(target, source, size)
+        self.batches += 1
+        self.bytes += int(batch.sizes.sum())
+
+    def show(self, batch: CopyBatch) -> None:
+        """Let the taps see a batch that the device itself executes; what they answer changes nothing."""
+        for tap in self.taps:
+            tap(batch)
         self.batches += 1
         self.bytes += int(batch.sizes.sum())
 

@@ -13,7 +13,8 @@ import numpy as np
 from kvproof.platforms.hostcopy import CopyBatch
 
 _FIELDS = 4
-"""uint64 words of a record (``KvproofCopy`` in hostrt/copies.h): source, target, bytes, refused."""
+"""uint64 words of a record (``KvproofCopy`` in hostrt/copies.h): source, target, bytes, kind."""
+_DEVICE_TO_HOST = 2
 _AT_ONCE = 4096
 """Records taken in one call."""
 
@@ -40,4 +41,5 @@ class NativeCopies:
             records = np.concatenate([records, more[:count]])
             if count < _AT_ONCE:
                 break
-        return CopyBatch(records[:, 0].copy(), records[:, 1].copy(), records[:, 2].astype(np.int64))
+        sources, targets, sizes, kinds = (column.copy() for column in records.T)
+        return CopyBatch(sources, targets, sizes.astype(np.int64), kinds == _DEVICE_TO_HOST)

@@ -9,6 +9,7 @@ first two in the process of the command line, the others in the child that stage
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvproof.findings.case import Case
@@ -17,6 +18,7 @@ from kvproof.findings.model import Substitution
 if TYPE_CHECKING:
     import torch
 
+    from kvproof.platforms.device_memory import Memory
     from kvproof.platforms.native_copies import NativeCopies
 
 
@@ -84,6 +86,12 @@ class Platform:
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A CPU tensor over the same bytes; shape, strides and dtype are those of ``tensor``."""
         return tensor
+
+    def memory(self, storages: Sequence[torch.UntypedStorage]) -> Memory:
+        """The bytes of the KV storages, as the harness reads and writes them. Storages are those of :meth:`host`."""
+        from kvproof.platforms.device_memory import Memory
+
+        return Memory(storages)
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """A zero tensor where the runner expects the model's output."""

@@ -10,6 +10,8 @@ _PLACES = {
     "cpu": "kvproof.platforms.cpu:Cpu",
     "cuda-sim": "kvproof.platforms.cuda_sim:CudaSim",
     "ascend-sim": "kvproof.platforms.ascend_sim:AscendSim",
+    "cuda": "kvproof.platforms.cuda:Cuda",
+    "ascend": "kvproof.platforms.ascend:Ascend",
 }
 
 NAMES = tuple(_PLACES)

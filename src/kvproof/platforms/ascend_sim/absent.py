@@ -14,6 +14,9 @@ PACKAGES = ("acl", "fla_npu", "triton.language.extra.cann")
 OPERATOR_SHAPES = "torchvision._meta_registrations"
 """Describes operators of torchvision's binary, which is built for CUDA on every registry and cannot be loaded here."""
 
+GRAPH_COMPILER = "torch_npu._inductor"
+"""Imported by the worker for its side effects on torch's compiler, which no eager engine uses."""
+
 
 class AbsentModule(ModuleType):
     """A module whose every name is a function that says it is absent."""
@@ -27,7 +30,7 @@ class AbsentModule(ModuleType):
 
         def absent(*args: Any, **kwargs: Any) -> Any:
             del args, kwargs
-            raise NotImplementedError(f"kvproof ascend-sim: {place} is part of CANN, which is not installed")
+            raise NotImplementedError(f"kvproof ascend-sim: {place} needs CANN, which is not installed")
 
         return absent
 
@@ -55,6 +58,7 @@ class _Finder:
 
 def announce() -> None:
     """Let the packages be imported in this interpreter."""
-    sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+    sys.meta_path.append(_Finder())
     # Empty: torchvision's Python part works, an operator that is called does not exist and says so.
     sys.modules.setdefault(OPERATOR_SHAPES, ModuleType(OPERATOR_SHAPES))
+    sys.modules.setdefault(GRAPH_COMPILER, AbsentModule(GRAPH_COMPILER))

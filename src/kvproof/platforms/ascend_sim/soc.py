@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 GIB = 1 << 30
 
@@ -24,6 +27,7 @@ class Soc:
     cube_cores: int
     vector_cores: int
     memory_bytes: int = 64 * GIB
+    l2_bytes: int = 192 << 20
 
 
 SOCS = {
@@ -37,12 +41,12 @@ BUILD_MODULE = "vllm_ascend._build_info"
 _BUILD_FIELD = "__device_type__"
 
 
-def soc(name: str) -> Soc:
-    """The SoC called ``name``; ValueError where none is given or known."""
+def soc(name: str, varied: Mapping[str, Any] = MappingProxyType({})) -> Soc:
+    """The SoC called ``name``, with the quantities of ``varied`` in place of its own. ValueError."""
     if name not in SOCS:
         given = f"--soc {name}" if name else "no --soc given"
         raise ValueError(f"--platform ascend-sim: {given}, expected one of {', '.join(SOCS)}")
-    return SOCS[name]
+    return replace(SOCS[name], **varied)
 
 
 def built_for() -> str:

@@ -12,16 +12,79 @@ SUBSTITUTIONS = (
         "NOT neutral: the SoC is a declared input of the layout, logged with the case",
     ),
     Substitution(
-        "libascendcl, libacl_op_compiler, libhccl, libge_runner, libgraph, libacl_tdt_channel",
+        "aclGetDeviceCapability, aclrtGetMemInfo, Triton's device properties",
+        "P",
+        "no device: cores, cache and memory are those of the declared SoC",
+        "measured by `kvproof ablate`: other values give the same layout",
+    ),
+    Substitution(
+        "libascendcl, libacl_op_compiler, libhccl, libge_runner, libgraph, libacl_tdt_channel, libatb",
         "M",
-        "CANN is not installed; device memory is host memory, streams and events are complete at once, every entry "
+        "CANN is not installed; device memory is host memory, streams and events are complete at once, an entry that "
         "nobody wrote ends the process with its name",
-        "allocation sizes and addresses come from torch_npu's own caching allocator",
+        "sizes, offsets and alignment come from torch_npu's own caching allocator",
     ),
     Substitution(
         "aten kernels on NPU tensors (PrivateUse1)",
         "K",
-        "they would call CANN; each computes with the CPU kernel on the same bytes or raises with its name",
+        "they would call CANN, and without it do nothing on A2 and A3; each computes with the CPU kernel on the same "
+        "bytes or raises",
         "what allocates, views and resizes is torch_npu's own",
+    ),
+    Substitution(
+        "npu:: and atb:: operators",
+        "K",
+        "kernels without a host twin; each raises with its name",
+        "the layout is fixed before the first of them would run",
+    ),
+    Substitution(
+        "acl, fla_npu, triton.language.extra.cann",
+        "K",
+        "Python packages of CANN and triton-ascend that are imported for their names; each raises when it is called",
+        "names only",
+    ),
+    Substitution(
+        "torchvision._meta_registrations, torch_npu._inductor",
+        "P",
+        "the first describes operators of a binary built for CUDA, the second registers a graph compiler; both are "
+        "imported for side effects that no eager engine on one rank uses",
+        "neither knows a cache",
+    ),
+    Substitution(
+        "triton.backends.backends['npu'], TRITON_INTERPRET=1, GridExecutor argument copies",
+        "P",
+        "triton-ascend is not installed; kernels run in Triton's interpreter on the bytes of NPU tensors",
+        "the kernels are the published ones, interpreted; they fill block tables and slot mappings",
+    ),
+    Substitution(
+        "importlib.metadata.version('vllm')",
+        "P",
+        "vllm-ascend runs on vLLM built without a device; here the Python part of the CPU build stands for it",
+        "a version number, the same release",
+    ),
+    Substitution(
+        "NPUModelRunner.profile_run, NPUWorker.compile_or_warm_up_model",
+        "K",
+        "dummy steps, kernel warm-up and graph capture",
+        "the number of blocks is an override; nothing of the cache is allocated or moved there",
+    ),
+    Substitution(
+        "torch.empty without a device during model construction, AscendParallelEngramEmbedding._allocate_weights",
+        "W",
+        "weights and Engram tables are on the meta device; the loader answers to the name dummy, the only one besides "
+        "files that vllm-ascend accepts for DeepSeek-V4.1",
+        "cache specs are attributes of the constructed layers, none is set after loading",
+    ),
+    Substitution(
+        "torch.ops._C_ascend.swap_blocks_batch",
+        "K",
+        "aclrtMemcpyBatchAsync behind an operator of a binary that was not built; memmove over the same lists",
+        "sources, targets and sizes are computed by production code and executed as they are",
+    ),
+    Substitution(
+        "vllm_ascend ... kv_offload.simple.copy_backend.NPUDmaCopyBackend.launch_copy",
+        "E",
+        "its copy thread; the copy runs when it is launched, so that two runs are identical",
+        "production copy_blocks computes the lists; only the thread that runs it differs",
     ),
 )

@@ -1,4 +1,4 @@
-"""Triton for an NPU that is not there: a driver that knows the device, kernels in Triton's interpreter on host bytes."""
+"""Triton for an NPU that is not there: a driver that knows the device, kernels interpreted on host bytes."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Target:
         return torch.device("npu", 0)
 
 
-def register(soc: Soc) -> None:
-    """Make the NPU Triton's one active backend. Call once ``triton.backends`` is imported."""
-    triton_host.register(BACKEND, Target(soc))
+def register(backends_module: Any, soc: Soc) -> None:
+    """Make the NPU Triton's one active backend."""
+    triton_host.activate(backends_module.backends, BACKEND, Target(soc))
 
 
 def on_host_bytes(interpreter: Any) -> None:
@@ -70,5 +70,6 @@ def on_host_bytes(interpreter: Any) -> None:
     def nothing_to_copy_back(self: Any, *args: Any) -> None:
         del self, args
 
+    triton_host.take_masks_of_integers()
     interpreter.GridExecutor._init_args_hst = host_arguments
     interpreter.GridExecutor._restore_args_dev = nothing_to_copy_back

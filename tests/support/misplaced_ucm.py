@@ -1,0 +1,22 @@
+"""UCM with a wrong idea of where the cache is: what its binaries are told is what they do."""
+
+import numpy as np
+from ucm.integration.vllm.ucm_connector import UCMConnector
+
+
+class BeyondTheEnd(UCMConnector):
+    """Every address lies one whole cache too far."""
+
+    def register_kv_caches(self, kv_caches):
+        super().register_kv_caches(kv_caches)
+        layout = self.connector.kv_cache_layout
+        layout.base_ptrs = layout.base_ptrs + np.uint64(int(layout.buffer_sizes.sum()))
+
+
+class OneBlockTooHigh(UCMConnector):
+    """Every address lies one block too far, on both ways."""
+
+    def register_kv_caches(self, kv_caches):
+        super().register_kv_caches(kv_caches)
+        layout = self.connector.kv_cache_layout
+        layout.base_ptrs = layout.base_ptrs + layout.block_stride_lists
