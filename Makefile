@@ -7,13 +7,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ENV := $(VENV)/.kvproof-env
 ENV_CUDA := .venv-cuda/.kvproof-env
+ENV_ASCEND := .venv-ascend/.kvproof-env
 PYTEST_ARGS ?=
 PURE := tests/layout tests/bytecode tests/findings tests/oracles tests/trace/rules
 
 export VENV
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help env env-cuda demo test test-cuda test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
+.PHONY: help env env-cuda env-ascend demo test test-cuda test-ascend test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,6 +29,11 @@ env-cuda: $(ENV_CUDA) ## the environment of cuda-sim: vLLM's CUDA wheel, Python 
 $(ENV_CUDA): requirements/cuda.lock pyproject.toml scripts/env.sh
 	@VENV=.venv-cuda scripts/env.sh cuda
 
+env-ascend: $(ENV_ASCEND) ## the environment of ascend-sim: vllm-ascend, torch_npu (700 MB to download, 4 GB on disk)
+
+$(ENV_ASCEND): requirements/ascend.lock pyproject.toml scripts/env.sh
+	@VENV=.venv-ascend scripts/env.sh ascend
+
 demo: env ## the main job: real model configurations against real connectors, under 5 minutes
 	@scripts/demo.sh
 
@@ -35,7 +41,10 @@ test: env lint ## the whole test suite: style, types, layers, pytest (PYTEST_ARG
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-cuda: env-cuda ## what needs vLLM's CUDA wheel, no GPU: layouts, round trips, planted faults, UCM
-	.venv-cuda/bin/python -m pytest tests/platforms/cuda tests/hostrt $(PYTEST_ARGS)
+	.venv-cuda/bin/python -m pytest -n 2 tests/platforms/cuda tests/hostrt $(PYTEST_ARGS)
+
+test-ascend: env-ascend ## what needs vllm-ascend, no NPU and no CANN: layouts, operators, round trips, planted faults
+	.venv-ascend/bin/python -m pytest -n 2 tests/platforms/ascend $(PYTEST_ARGS)
 
 test-pure: env ## only the tests that need neither torch nor vLLM (seconds)
 	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS)
@@ -61,5 +70,5 @@ faults: env ## plant every fault of the catalogue, show which oracle catches it
 	$(BIN)/kvproof faults
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .venv-cuda build dist demo-evidence evidence model-checks bench-results acceptance-trace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-cuda .venv-ascend build dist demo-evidence evidence model-checks bench-results acceptance-trace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -3,19 +3,21 @@
 # Safe to repeat. An install that was interrupted is begun anew, because pip takes a half-written package for a whole one;
 # what was downloaded stays in pip's cache, so it is not downloaded twice.
 #
-#   scripts/env.sh [cpu|cuda]
+#   scripts/env.sh [cpu|cuda|ascend]
 #
-#   VENV=.venv       where
-#   PYTHON=...       which interpreter (3.11 or newer)
-#   TORCH_WHEEL=...  a CPU build of torch, where pip cannot find one
+#   VENV=.venv                where
+#   PYTHON=...                which interpreter (cpu: 3.11 or newer, cuda: 3.12 or newer, ascend: 3.11)
+#   TORCH_WHEEL=...           a CPU build of torch (cpu, ascend), where pip cannot find one
+#   SOC_VERSION=ascend910b1   the chip vllm-ascend is told it is built for (A2); --declare-soc declares another at run time
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-kind=${1:-cpu}
+kind=${1:-cpu} venv=${VENV:-.venv}
 case $kind in
-  cpu) venv=${VENV:-.venv} pythons='python3.11 python3' least='3, 11' vllm='the vLLM wheel alone is 130 MB' ;;
-  cuda) venv=${VENV:-.venv-cuda} pythons='python3.12' least='3, 12' vllm='4.5 GB to download, 10 GB on disk' ;;
-  *) echo "kvproof: environment $kind: expected cpu or cuda" >&2 && exit 2 ;;
+  cpu) python=3.11 newer=yes size='the vLLM wheel alone is 130 MB' ;;
+  cuda) python=3.12 newer=yes size='4.5 GB to download, 10 GB on disk' ;;
+  ascend) python=3.11 newer='' size='700 MB to download, 4 GB on disk' ;;
+  *) echo "kvproof: environment $kind: expected cpu, cuda or ascend" >&2 && exit 2 ;;
 esac
 lock=requirements/$kind.lock
 unfinished=$venv/.kvproof-unfinished
@@ -26,27 +28,34 @@ step() { printf '\n[%d/4] %s\n' "$1" "$2"; }
 die() { printf 'kvproof: %s\n' "$*" >&2 && exit 1; }
 pip() { "$venv/bin/python" -m pip "$@"; }
 pin() { grep "^$1==" "$lock"; }
+wanted=${python}${newer:+ or newer}
 
-usable() { "$1" -c "import ensurepip, sys, venv; sys.exit(sys.version_info < ($least))" 2>/dev/null; }
+usable() {
+  "$1" - "$python" "$newer" 2>/dev/null <<'CODE'
+import ensurepip, sys, venv
+least = tuple(map(int, sys.argv[1].split(".")))
+sys.exit(not (sys.version_info[:2] == least or (sys.argv[2] and sys.version_info[:2] > least)))
+CODE
+}
 
 # The Python the lock was made on first. Asking it to run also sees through pyenv's shims, which only answer for the
 # versions pyenv was told to use; its other versions are looked up where it keeps them.
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-$pythons "${PYENV_ROOT:-$HOME/.pyenv}"/versions/${least/, /.}.*/bin/python}; do
+  for candidate in ${PYTHON:-python$python "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$python".*/bin/python python3}; do
     if usable "$candidate"; then
       echo "$candidate"
       return
     fi
   done
-  die "needs Python ${least/, /.} or newer with its venv module (on Debian: python3-venv); tried: ${PYTHON:-$pythons}. Set PYTHON=/path/to/python${least/, /.}"
+  die "needs Python $wanted with its venv module (on Debian: python3-venv); tried: ${PYTHON:-python$python, python3}. Set PYTHON=/path/to/python$python"
 }
 
 start=$SECONDS
 step 1 "virtual environment in $venv"
 if [[ -e $unfinished ]] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
-  python=$(find_python)
-  "$python" -m venv --clear "$venv"
+  found=$(find_python)
+  "$found" -m venv --clear "$venv"
 fi
 rm -f "$stamp"
 touch "$unfinished"
@@ -57,12 +66,18 @@ step 2 "torch ($(pin torch))"
 pip install --no-deps "${TORCH_WHEEL:-$(pin torch)}" || die "pip cannot see $(pin torch) for $("$venv/bin/python" --version): \
 run again with TORCH_WHEEL=/path/to/torch-$(pin torch | cut -d= -f3)-cp3XX-....whl, or point PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL at a place that has it"
 
-step 3 "$(grep -c '==' "$lock") pinned packages ($vllm)"
-pip install --no-deps --requirement <(grep -v '^torch==' "$lock")
-"$venv/bin/python" -c 'from importlib.metadata import version; import torch; print("torch", version("torch"))'
+step 3 "$(grep -c '==' "$lock") pinned packages ($size)"
+pip install --no-deps --requirement <(grep -vE '^(torch|vllm-ascend)==' "$lock")
+if [[ $kind = ascend ]]; then
+  # From its source package, without kernels. The build asks torch for its version, and torch would load torch_npu, which
+  # wants CANN. Not from pip's cache of wheels built before: it does not know for which chip they were built.
+  SOC_VERSION=${SOC_VERSION:-ascend910b1} COMPILE_CUSTOM_KERNELS=0 TORCH_DEVICE_BACKEND_AUTOLOAD=0 \
+    pip install --no-deps --no-build-isolation --no-cache-dir "$(pin vllm-ascend)"
+fi
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
 
 step 4 "kvproof, editable"
-pip install --quiet --no-deps --no-build-isolation --editable .
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 pip install --quiet --no-deps --no-build-isolation --editable .
 
 rm "$unfinished"
 touch "$stamp"

@@ -67,3 +67,15 @@ def test_stored_blocks_is_every_full_block_but_the_tokens_computed_again(prompt,
     assert hit == 0 or any(known[:hit] == prompt[:hit] for known in earlier)
     whole = connectors.stored_blocks(recomputed)(prompt, [prompt], UNIT)
     assert whole == max(0, min(len(prompt) // UNIT * UNIT, len(prompt) - recomputed))
+
+
+def test_ucms_store_is_asked_for_files_that_are_complete(tmp_path):
+    spec = connectors.parse("UCM", str(tmp_path))
+    stored = connectors.profile(spec).has_stored
+    assert stored(spec.extra_config, 0)
+    for name in ("5e4/5e40", ".ucm_gc.members/mb", "dec/dec1.tmp.1.2.00000003"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert stored(spec.extra_config, 1)
+    assert not stored(spec.extra_config, 2)
+    assert stored({}, 0)

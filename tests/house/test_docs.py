@@ -68,7 +68,7 @@ def parses(arguments: list[str]) -> bool:
 def test_readme_starts_with_what_ci_runs() -> None:
     shown = {tuple(arguments) for _, arguments in commands(ROOT / "README.md", "make")}
     run = re.findall(r"^make ([\w-]+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    assert run == ["demo", "acceptance-trace", "test"]
+    assert run == ["demo", "acceptance-trace", "test-cuda", "test-ascend", "test"]
     assert {(target,) for target in run} <= shown
 
 

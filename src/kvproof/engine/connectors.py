@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvproof.findings.case import ConnectorSpec
@@ -94,11 +95,24 @@ def _ucm(layerwise: bool) -> Callable[[str], dict[str, Any]]:
     return config
 
 
+def _ucm_has(config: dict[str, Any], blocks: int) -> bool:
+    """Whether UCM's store holds ``blocks`` blocks, one file each: it writes them after it has reported a save as done.
+
+    A file under way has ``.tmp.`` in its name, the store's own begin with a dot.
+    """
+    stores = [c["ucm_connector_config"].get("storage_backends", "") for c in config.get("ucm_connectors", ())]
+    roots = [Path(root) for store in stores for root in store.split(":") if root]
+    files = [f.relative_to(root) for root in roots for f in root.rglob("*") if f.is_file()]
+    return sum(".tmp." not in f.name and not f.parts[0].startswith(".") for f in files) >= blocks
+
+
 @dataclass(frozen=True)
 class Profile:
     """What is declared about a connector before it runs.
 
     ``module_path`` is where its class is, None where vLLM registers it; ``class_name`` where it differs from the name.
+    ``has_stored``: (configuration, distinct full blocks computed so far) -> whether all can be found; None where a save
+    can be found as soon as its request is done.
     ``rewrites_local``: a load may write again what the local prefix cache already holds (same bytes, which the
     footprint oracle still proves). ``declared`` says the approximations in words, for the report.
     """
@@ -109,6 +123,7 @@ class Profile:
     declared: str = ""
     module_path: str | None = None
     class_name: str = ""
+    has_stored: Callable[[dict[str, Any], int], bool] | None = None
 
 
 PROFILES = {
@@ -123,11 +138,11 @@ PROFILES = {
     "MultiConnector": Profile(_multi, full_blocks),
     "UCM": Profile(
         _ucm(layerwise=False), stored_blocks(1), declared="of a whole prompt the last token is computed again",
-        module_path=UCM_MODULE, class_name=UCM_CLASS,
+        module_path=UCM_MODULE, class_name=UCM_CLASS, has_stored=_ucm_has,
     ),
     "UCMLayerwise": Profile(
         _ucm(layerwise=True), stored_blocks(2), declared="of a whole prompt the last two tokens are computed again",
-        module_path=UCM_MODULE, class_name=UCM_CLASS,
+        module_path=UCM_MODULE, class_name=UCM_CLASS, has_stored=_ucm_has,
     ),
 }  # fmt: skip
 

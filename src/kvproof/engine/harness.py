@@ -11,6 +11,7 @@ It never asks the connector anything: its lookups and accesses are recorded as c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ from kvproof.platforms import device_memory
 from kvproof.platforms.hostcopy import HOST_COPIER
 from kvproof.platforms.native_copies import NativeCopies
 
+STORE_SECONDS = 10
+"""How long a store that lags behind its requests is waited for."""
 MAX_STEPS = 400
 """Steps one scenario may take; more means the engine waits for something that never comes."""
 
@@ -52,6 +55,7 @@ class Tracked:
     admitted: bool = False
     loaded: bool = False  # its first computing step has begun
     tables: list[list[int]] = field(default_factory=list)
+    owned: set[int] = field(default_factory=set)  # blocks it has or had: a state moves on to another one
     contents: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, np.int32))
 
 
@@ -98,8 +102,11 @@ class Harness:
         self._layer_resources: dict[str, list[Resource]] = {}
         for r in self.layout.resources:
             self._layer_resources.setdefault(r.layer, []).append(r)
+        # Tokens at the end of a hit that vLLM computes again for groups that are not cached; 0 before vLLM 0.33.
+        self._replayed = int(getattr(staged.core.scheduler, "prefix_replay_tokens", 0))
         self._mamba_mode = staged.core.vllm_config.cache_config.mamba_cache_mode
         self._native: NativeCopies | None = None
+        self._store_lags = False
         self._serial = 0
         self._paint()
         self._observe()
@@ -199,7 +206,7 @@ class Harness:
 
     def _savable(self) -> set[int]:
         """Blocks a save may read: those some request owns or owned in this scenario, in its first step also before."""
-        mine = {b for r in (*self.tracked.values(), *self.finished) for table in r.tables for b in table}
+        mine = set().union(*(r.owned for r in (*self.tracked.values(), *self.finished)))
         return (self._lingering | mine) - {0}
 
     # ------------------------------------------------------------------ driving
@@ -208,7 +215,7 @@ class Harness:
         """Start a scenario: earlier requests are forgotten, what is stored stays stored."""
         self.scenario = scenario
         # A store may be put off to the start of the next step, when its blocks are free but not written yet.
-        self._lingering = {b for r in self.finished for table in r.tables for b in table}
+        self._lingering = set().union(*(r.owned for r in self.finished))
         self.finished.clear()
 
     def start_over(self) -> None:
@@ -223,6 +230,7 @@ class Harness:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
+        self._wait_for_store()
         self._serial += 1
         request_id = f"{self.scenario}/{label}#{self._serial}"
         tracked = Tracked(label, request_id, list(prompt))
@@ -248,6 +256,19 @@ class Harness:
         core.add_request(*core.preprocess_add_request(request))
         return tracked
 
+    def _wait_for_store(self) -> None:
+        """Where saves end after their requests: wait until what was computed can be found, or give that up for good."""
+        if self._profile is None or self._profile.has_stored is None or self._store_lags:
+            return
+        unit, config = self.staged.hit_unit, self.staged.core.vllm_config.kv_transfer_config
+        blocks = {tuple(p[:end]) for p in self._prompts for end in range(unit, len(p) + 1, unit)}
+        deadline = time.monotonic() + STORE_SECONDS
+        while not self._profile.has_stored(config.kv_connector_extra_config, len(blocks)):
+            if time.monotonic() > deadline:
+                self._store_lags = True
+                return
+            time.sleep(0.01)
+
     def _shortest_legal_hit(self, hit: int) -> int | None:
         """The declared hit, less what vLLM's own policy for window and state groups may cost.
 
@@ -257,6 +278,8 @@ class Harness:
         rules = {g.rule for g in self.groups.values()}
         if "state" in rules:
             return None
+        if hit <= self._replayed:
+            return 0
         return max(0, hit - self.staged.hit_unit) if "window" in rules else hit
 
     def _computed_before(self, mine: Tracked) -> int:
@@ -347,6 +370,8 @@ class Harness:
     def _after_schedule(self, output: Any) -> None:
         scheduler = self.staged.core.scheduler
         computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
+        for request_id in [r for r, tokens in computed.items() if not tokens]:
+            self._begins_at_zero(self.tracked[request_id])
         cached = output.scheduled_cached_reqs
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, tracked in self.tracked.items():
@@ -390,6 +415,11 @@ class Harness:
             }
         )
 
+    def _begins_at_zero(self, tracked: Tracked) -> None:
+        """Whatever the lookups found, the request computes everything: vLLM drops a hit it would replay as a whole."""
+        if 0 < tracked.local + (tracked.claimed or 0) <= self._replayed:
+            tracked.local, tracked.claimed = 0, 0
+
     def _kept(self, tracked: Tracked, computed: int) -> int:
         """Tokens of ``tracked`` whose cached KV this step only reads."""
         replays = getattr(self.staged.core.scheduler.requests[tracked.request_id], "replay_start", 0) > 0
@@ -412,6 +442,7 @@ class Harness:
                     for r in self.layout.group_resources(group):
                         self.ledger.mark(r, block, Fill.ANY)
         tracked.tables = tables
+        tracked.owned.update(*tables)
         if not tracked.admitted:
             tracked.admitted = True
             tracked.stored = self._computed_before(tracked)

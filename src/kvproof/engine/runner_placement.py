@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheConfig, KVCacheSpec, MambaSpec, MLAAttentionSpec
 
 from kvproof.layout import Axis, Field, Resource
 
@@ -177,9 +177,7 @@ def _resource(
 
 def _tokens_per_row(spec: KVCacheSpec) -> int:
     """Tokens one row stands for; 0 where a block holds one whole state."""
-    from vllm_ascend.core.kv_cache_interface import is_circular_kv_cache_spec
-
-    if isinstance(spec, MambaSpec) or is_circular_kv_cache_spec(spec):
+    if isinstance(spec, MambaSpec | CircularBufferSpec) or getattr(spec, "is_circular", False):
         return 0
     return int(getattr(spec, "tokens_per_state", 0) or getattr(spec, "compress_ratio", 0) or 1)
 

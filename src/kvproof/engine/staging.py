@@ -15,7 +15,8 @@ from typing import Any
 from kvproof.engine import compat
 from kvproof.findings.case import DEFAULT_MAX_MODEL_LEN, HYBRID_MAX_MODEL_LEN, Case, ConnectorSpec
 from kvproof.findings.model import Substitution
-from kvproof.platforms import declaration
+from kvproof.hostrt.build import user_cache
+from kvproof.platforms import declaration, installed
 from kvproof.platforms.platform import Platform, PlatformResolvedError
 from kvproof.platforms.registry import platform
 
@@ -133,6 +134,8 @@ def environment(case: Case) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONHASHSEED": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "1" if case.runner == "v2" else "0",
+        # vLLM remembers what a model class is like under its name alone; another build or platform may see another one.
+        "VLLM_CACHE_ROOT": str(user_cache("vllm", f"{case.platform}-{installed.version('vllm') or 'cpu'}")),
         **platform(case.platform).environment(case),
     }
 

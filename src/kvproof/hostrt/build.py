@@ -21,10 +21,15 @@ class BuildError(RuntimeError):
     """A stand-in could not be built: no compiler, or the compiler refused. One line."""
 
 
+def user_cache(*parts: str) -> Path:
+    """A folder of kvproof's own in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "kvproof", *parts)
+
+
 def cache_directory() -> Path:
     """Where built libraries are kept, one folder per content."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "kvproof", "hostrt")
+    return user_cache("hostrt")
 
 
 def users(roots: Iterable[Path]) -> list[Path]:

@@ -31,6 +31,7 @@ def register(backend: str = "cpu", driver: Any = None) -> None:
 
     activate(backends, backend, driver or _Driver)
     take_masks_of_integers()
+    compare_to_masks()
 
 
 def activate(backends: dict[str, Any], name: str, driver: Any) -> None:
@@ -53,3 +54,21 @@ def take_masks_of_integers() -> None:
 
         masked._kvproof = True  # type: ignore[attr-defined]
         setattr(InterpreterBuilder, name, masked)
+
+
+def compare_to_masks() -> None:
+    """Let the interpreter's comparisons yield bits, as compiled ones do: it keeps the type of what was compared, and a
+    comparison of two numbers, spread over a block, becomes a block of floats that no mask can be joined with."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    for name in [n for n in vars(InterpreterBuilder) if n.startswith(("create_fcmp", "create_icmp"))]:
+        native = getattr(InterpreterBuilder, name)
+        if getattr(native, "_kvproof", False):
+            continue
+
+        def compare(self: Any, left: Any, right: Any, _native: Any = native) -> Any:
+            return TensorHandle(_native(self, left, right).data, tl.int1)
+
+        compare._kvproof = True  # type: ignore[attr-defined]
+        setattr(InterpreterBuilder, name, compare)

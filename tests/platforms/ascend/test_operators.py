@@ -75,3 +75,8 @@ def test_a_host_view_names_the_same_bytes(interpreter):
 def test_an_interpreter_that_never_imports_torch_pays_nothing(interpreter):
     done = interpreter("import sys; print([m for m in ('torch', 'torch_npu', 'vllm', 'numpy') if m in sys.modules])")
     assert done.stdout.strip() == "[]"
+
+
+def test_pinned_host_memory_is_made_by_torch_npu(interpreter):
+    done = interpreter("import torch; x = torch.arange(5).pin_memory(); print(x.is_pinned(), x.to('npu').tolist())")
+    assert done.stdout.splitlines()[-1] == "True [0, 1, 2, 3, 4]"

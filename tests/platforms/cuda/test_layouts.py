@@ -53,8 +53,8 @@ CASES = {
     "deepseek-v3.2 12.0": Seen("LBNHC", 1, frozenset({41_984, 8_448}), frozenset({(64, 41_984), (64, 8_448)})),
     "gpt-oss-20b 9.0": uniform("LBNHC", 2, 16, 32_768),
     "gpt-oss-20b 10.0": uniform("LBHNC", 2, 16, 32_768),
-    "gemma-3-1b 9.0": uniform("LBNHC", 6, 16, 16_384),
-    "gemma-3-1b 10.0": uniform("LBHNC", 6, 16, 16_384),
+    "gemma-3-1b 9.0": uniform("LBNHC", 7, 16, 16_384),
+    "gemma-3-1b 10.0": uniform("LBHNC", 7, 16, 16_384),
 }
 
 

@@ -81,6 +81,9 @@ def test_groups_beyond_the_first_are_hit_but_never_restored(check):
     wrong = [f for f in report["findings"] if f["oracle"] == "placement"]
     assert {f["location"]["group"] for f in wrong} == {1, 2}
     assert {f["kind"] for f in wrong} == {"still_poison"}
-    null = [f for f in report["findings"] if f["kind"] == "block_not_allowed"]
+    null = [f for f in report["findings"] if f["kind"] == "null_block_written"]
     assert null
-    assert all("block [0]" in f["message"] for f in null)
+    assert all(f["origin"]["request"].startswith("bulk/") for f in null)
+    loads = [f["message"] for f in report["findings"] if f["message"].startswith("a load writes")]
+    assert loads
+    assert all("block [0]" in message for message in loads)

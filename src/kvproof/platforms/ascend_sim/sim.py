@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
 from kvproof.platforms import installed, tokenizers
-from kvproof.platforms.ascend_sim import triton_npu
+from kvproof.platforms.ascend_sim import engine, triton_npu
 from kvproof.platforms.ascend_sim.hostview import host_view
 from kvproof.platforms.ascend_sim.soc import GIB, SOCS, require_build, soc
 from kvproof.platforms.ascend_sim.substitutions import SUBSTITUTIONS
@@ -77,6 +77,8 @@ class AscendSim(Platform):
         from kvproof.platforms.ascend_sim import transfers
 
         transfers.define_operators()
+        if tokenizers.missing(case.model_dir):
+            engine.text_only_stays_text_only()
         done: tuple[Substitution, ...] = SUBSTITUTIONS
         config = json.loads(Path(case.model_dir, "config.json").read_text(encoding="utf-8"))
         text = config.get("text_config", config)

