@@ -83,9 +83,14 @@ class Pages:
         return self.addresses[f.storage] + f.offset + block * f.block_stride
 
     def group_resources(self, family: int, group: int | None) -> tuple[Resource, ...]:
-        """Resources of ``group`` in a frame; of the first resource's group where nobody owns the block."""
+        """Resources of ``group`` in a frame; of the first resource's group where nobody owns the block.
+
+        A frame in which a group has none belongs to the block id all the same (vllm-ascend lays each group's layers in
+        allocations of their own): it then stands for the first resource's group, too.
+        """
         f = self.families[family]
-        return f.of_group(f.resources[0].group if group is None else group)
+        mine = () if group is None else f.of_group(group)
+        return mine or f.of_group(f.resources[0].group)
 
     def cells(self, family: int, group: int | None, page: ByteArray) -> ByteArray:
         """Writable ``[*row axes, *cell axes]`` view of the first resource in ``page``, a frame's bytes."""
@@ -96,7 +101,7 @@ class Pages:
     def padding(self, family: int, group: int) -> npt.NDArray[np.int64]:
         """Bytes of the frame that no resource of ``group`` uses, in order."""
         used = np.zeros(self.families[family].nbytes, np.bool_)
-        for r in self.group_resources(family, group):
+        for r in self.families[family].of_group(group):
             used[self._frame_bytes(family, r)] = True
         return np.flatnonzero(~used)
 
@@ -111,7 +116,7 @@ class Pages:
         f = self.families[family]
         places = []
         rest = wrong
-        for r in self.group_resources(family, group):
+        for r in f.of_group(f.resources[0].group if group is None else group):
             mine = self._frame_bytes(family, r)
             hit = rest[np.isin(rest, mine)]
             if hit.size:
@@ -121,8 +126,8 @@ class Pages:
                 places.append(Place(r.group, r.layer, name, block, page_byte))
             rest = rest[~np.isin(rest, mine)]
         if rest.size:
-            owner = f.resources[0].group if group is None else group
-            places.append(Place(owner, self.group_resources(family, group)[0].layer, "padding", block, int(rest[0])))
+            named = self.group_resources(family, group)[0]
+            places.append(Place(named.group, named.layer, "padding", block, int(rest[0])))
         return places
 
     def _frame_bytes(self, family: int, r: Resource) -> npt.NDArray[np.int64]:

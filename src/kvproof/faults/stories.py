@@ -96,7 +96,8 @@ def reuse(harness: Harness, prompts: Prompts, unit: int) -> None:
     _alone(harness, "cold", prompt)
     length = min(6 * unit, harness.staged.max_model_len - unit) + 1
     blocks = sum(-(-length // g.block_size) for g in harness.layout.groups)
-    for _ in range(-(-harness.layout.num_blocks // blocks)):
+    # Half as many again: a connector may hold blocks back until they are stored.
+    for _ in range(-(-3 * harness.layout.num_blocks // (2 * blocks))):
         harness.submit("filler", prompts.fresh(length))
         harness.run()
     _reset(harness)

@@ -69,7 +69,7 @@ SUBSTITUTIONS = (
         "the number of blocks is an override; nothing of the cache is allocated or moved there",
     ),
     Substitution(
-        "torch.empty without a device during model construction, AscendParallelEngramEmbedding._allocate_weights",
+        "torch.empty without a device during construction; AscendParallelEngramEmbedding._allocate_weights, lookup",
         "W",
         "weights and Engram tables are on the meta device; the loader answers to the name dummy, the only one besides "
         "files that vllm-ascend accepts for DeepSeek-V4.1",
@@ -87,6 +87,12 @@ SUBSTITUTIONS = (
         "K",
         "aclrtMemcpyBatchAsync behind an operator of a binary that was not built; memmove over the same lists",
         "sources, targets and sizes are computed by production code and executed as they are",
+    ),
+    Substitution(
+        "torch.ops._C_ascend.npu_sparse_flash_mla_metadata, npu_quant_lightning_indexer_v2_metadata",
+        "K",
+        "plans of kernels that do not run; filled with -1",
+        "asked for in a step; the layout was fixed before",
     ),
     Substitution(
         "vllm_ascend ... kv_offload.simple.copy_backend.NPUDmaCopyBackend.launch_copy",

@@ -1,4 +1,8 @@
-"""Block transfers of vllm-ascend's connectors: the lists are production's, the host copier runs them."""
+"""What a step asks of vllm-ascend's own operators (``_C_ascend``), which were not built: block transfers and plans.
+
+The lists of a transfer are production's, the host copier runs them. A plan says how a kernel splits its work; no kernel
+runs, so nobody reads it. Any other operator is missing and says so when it is called.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ import numpy as np
 
 from kvproof.platforms.hostcopy import HOST_COPIER, CopyBatch
 
+KERNEL_PLANS = ("npu_quant_lightning_indexer_v2_metadata", "npu_sparse_flash_mla_metadata")
+"""Asked for in every step of DeepSeek-V4.1, before the kernels they are for."""
+NO_PLAN = -1
 _SCHEMA = "swap_blocks_batch(Tensor src_ptrs, Tensor dst_ptrs, Tensor sizes, int direction) -> ()"
 
 _libraries: list[Any] = []
@@ -15,7 +22,7 @@ _libraries: list[Any] = []
 
 
 def define_operators() -> None:
-    """The one operator of vllm-ascend's binary that moves bytes; any other is missing and says so when it is called."""
+    """Put the operators in place. A second call does nothing."""
     import torch
 
     if _libraries:
@@ -24,6 +31,8 @@ def define_operators() -> None:
     library = make("_C_ascend", "DEF")
     library.define(_SCHEMA)
     library.impl("swap_blocks_batch", _swap_blocks_batch, "CPU")
+    for name in KERNEL_PLANS:
+        setattr(torch.ops._C_ascend, name, _no_plan)
     _libraries.append(library)
 
 
@@ -33,6 +42,14 @@ def _swap_blocks_batch(sources: Any, targets: Any, sizes: Any, direction: int) -
     HOST_COPIER.copy(
         CopyBatch(sources.numpy().astype(np.uint64), targets.numpy().astype(np.uint64), sizes.numpy().astype(np.int64))
     )
+
+
+def _no_plan(*args: Any, **kwargs: Any) -> Any:
+    """A plan that no kernel could follow, spread over whatever buffer it is copied to."""
+    import torch
+
+    del args, kwargs
+    return torch.tensor(NO_PLAN, dtype=torch.int32, device="npu")
 
 
 def copy_at_once(copy_backend: Any) -> None:

@@ -30,7 +30,8 @@ def weightless() -> Iterator[None]:
 
 
 def without_engram_tables(module: Any) -> None:
-    """Engram's n-gram tables are weights of 24 to 51 GiB in host memory: on the meta device, like all weights."""
+    """Engram's n-gram tables are weights of 24 to 51 GiB in host memory: on the meta device, like all weights. A row
+    looked up in them is zero, as production makes the rows of unknown ids."""
     import torch
 
     def allocate(self: Any) -> tuple[Any, Any]:
@@ -41,4 +42,9 @@ def without_engram_tables(module: Any) -> None:
         scales = table(self.dim // self.block_size, self.scale_dtype) if scaled else None
         return table(self.dim, self.storage_dtype), scales
 
+    def lookup(self: Any, indices: Any, out: Any, background: bool = False) -> None:
+        del self, indices, background
+        out.zero_()
+
     module.AscendParallelEngramEmbedding._allocate_weights = allocate
+    module.AscendParallelEngramEmbedding.lookup = lookup
