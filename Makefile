@@ -14,7 +14,7 @@ PURE := tests/layout tests/bytecode tests/findings tests/oracles tests/trace/rul
 export VENV
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help env env-cuda env-ascend demo test test-cuda test-ascend test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
+.PHONY: help env env-cuda env-ascend demo test test-cuda test-ascend test-upstream test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -45,6 +45,10 @@ test-cuda: env-cuda ## what needs vLLM's CUDA wheel, no GPU: layouts, round trip
 
 test-ascend: env-ascend ## what needs vllm-ascend, no NPU and no CANN: layouts, operators, round trips, planted faults
 	.venv-ascend/bin/python -m pytest -n 2 tests/platforms/ascend $(PYTEST_ARGS)
+
+test-upstream: env-cuda env-ascend ## vLLM's and vllm-ascend's own KV-cache tests, plain and declared (docs/upstream-tests.md)
+	.venv-cuda/bin/python scripts/upstream_tests.py cuda
+	.venv-ascend/bin/python scripts/upstream_tests.py ascend
 
 test-pure: env ## only the tests that need neither torch nor vLLM (seconds)
 	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS)

@@ -23,6 +23,8 @@ from kvproof.cli import main
         (["tiny-qwen3", "--connector", "a..b:C"], "--connector 'a..b:C'"),
         (["tiny-qwen3", "--connector-config", "{"], "--connector-config: not JSON"),
         (["tiny-qwen3", "--connector-config", "[1]"], "--connector-config: expected a JSON object"),
+        (["tiny-qwen3", "--engine-args", "{"], "--engine-args: not JSON"),
+        (["tiny-qwen3", "--engine-args", "3"], "--engine-args: expected a JSON object"),
         (["tiny-qwen3", "--evidence", "/dev/null/x"], "evidence directory /dev/null/x"),
     ],
 )

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from kvproof.faults.catalogue import CATALOGUE
 from kvproof.faults.contents import exchange_at, exchange_halves, planes_as_heads, through_float16
 from kvproof.faults.model import DENSE, Fault
-from kvproof.faults.pages import Place, bytes_at
+from kvproof.faults.pages import Pages, Place, bytes_at
 from kvproof.faults.transfer import LOAD, SAVE, batch_of, runs
+from kvproof.layout import Axis, Field, Group, Layout, Resource, Storage
 
 NUM_BLOCKS = 12
 MOVING = [
@@ -195,3 +196,27 @@ def test_stored_finds_the_page_of_another_request_by_its_label() -> None:
     assert address is not None
     assert (bytes_at(address, PAGE) == bytes_at(ground.pages.address(0, ground.tables[COLD][1]), PAGE)).all()
     assert ground.stored("nobody", move) is None
+
+
+def test_a_range_covers_the_frames_of_every_byte_in_it():
+    """K and V of a block side by side, as vllm-ascend lays them: a move over both means both."""
+    rng = np.random.default_rng(11)
+    for _ in range(60):
+        k, v, gap, blocks = (int(n) for n in (*rng.integers(1, 5, 3), rng.integers(1, 6)))
+        stride = k + v + gap
+        parts = [(0, k), (k, v)]
+        resources = tuple(
+            Resource(
+                i, 0, "l", "uint8", 0, offset, stride, size, (Axis(1, 0),), (Axis(size, 1),), 1, (Field("f", 0, size),)
+            )
+            for i, (offset, size) in enumerate(parts)
+        )  # fmt: skip
+        memory = np.zeros(blocks * stride, np.uint8)
+        group = Group(0, "full_attention", 1, ("l",), "all")
+        layout = Layout("LBNHC", blocks, (Storage(0, memory.size),), (group,), resources)
+        pages = Pages(layout, [memory], [1000])
+        start, nbytes = int(rng.integers(0, memory.size)), int(rng.integers(1, memory.size + 1))
+        nbytes = min(nbytes, memory.size - start)
+        spots = [pages.find(1000 + at) for at in range(start, start + nbytes)]
+        expected = {(s.family, s.block) for s in spots if s is not None} if spots[0] is not None else set()
+        assert pages.covered(1000 + start, nbytes) == expected

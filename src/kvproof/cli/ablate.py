@@ -84,6 +84,7 @@ def inputs(case: Case, host: Platform) -> dict[str, str]:
         "--connector": case.connector.display if case.connector else "none",
         "--cudagraph-mode": case.cudagraph_mode or "eager",
         "--block-size": str(case.block_size or "vLLM's"),
+        "--engine-args": json.dumps(case.engine_args),
     }
 
 

@@ -23,6 +23,10 @@ from kvproof.findings.evidence import Evidence
 from kvproof.findings.model import USAGE_EXIT_CODE, Finding, Report, Verdict
 from kvproof.platforms import registry
 
+STAND_IN = "kvproof-hostrt: "
+"""How a stand-in library begins its last words (hostrt/hostrt.h)."""
+REASON = 400
+"""Characters of them that a verdict repeats."""
 ALL = ("layout", "bulk", "layerwise", "async")
 
 
@@ -66,6 +70,9 @@ def add_case_arguments(parser: argparse.ArgumentParser, model_optional: bool = F
         "--max-model-len", type=int, metavar="N", help="tokens; decides how many blocks are staged"
     )
     parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block (default: vLLM's)")
+    parser.add_argument(
+        "--engine-args", default="{}", metavar="JSON", help="arguments of vLLM's EngineArgs by name, inputs of the case"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="byte code, prompts, order of free blocks")
 
 
@@ -122,6 +129,7 @@ def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], con
         soc=args.soc,
         declare_soc=args.declare_soc,
         cudagraph_mode=args.cudagraph_mode,
+        engine_args=json_object("--engine-args", args.engine_args),
     )
     registry.platform(case.platform).require(case)
     return case
@@ -189,21 +197,27 @@ def run_watched(case: Case, console: Console, quiet: bool) -> ChildRun:
 
 
 def _extra(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
+    return None if text is None else json_object("--connector-config", text)
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """The JSON object an option was given. ValueError."""
     try:
-        extra = json.loads(text)
+        found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"--connector-config: not JSON ({error})") from None
-    if not isinstance(extra, dict):
+        raise ValueError(f"{option}: not JSON ({error})") from None
+    if not isinstance(found, dict):
         # The type of the user's JSON, not of an argument: refused input like any other.
-        raise ValueError(f"--connector-config: expected a JSON object, got {type(extra).__name__}")  # noqa: TRY004
-    return extra
+        raise ValueError(f"{option}: expected a JSON object, got {type(found).__name__}")  # noqa: TRY004
+    return found
 
 
 def died(case: Case, child: ChildRun) -> Report:
     """Report of a child that ended without a result: FAIL once scenarios ran, else UNSUPPORTED."""
     last, how = child.watched.last, child.watched.how
+    # A stand-in library that was asked for an entry nobody wrote says so and ends the process.
+    said = [line.strip() for line in child.watched.lines if line.startswith(STAND_IN)]
+    how += f", {said[-1][:REASON]}" if said else ""
     if not last.startswith(STARTED):
         return Report(case.to_json(), Verdict.UNSUPPORTED, f"{last}: the staging process ended with {how}")
     message = f"the engine process ended with {how} during {last}"

@@ -437,8 +437,9 @@ class Harness:
                 in_load = loading and index * size < tracked.local + tracked.external
                 self.ledger.allocate(group, [block], Fill.TARGET if in_load else Fill.UNCOMPUTED)
                 self.memory.push(device_memory.frames(self.ledger.families, [block]))
-                if in_load or self.groups[group].rule == "state":
-                    # A load may be under way from now on, and production copies states between blocks itself.
+                if in_load or self.groups[group].rule == "state" or (not restored and tracked.external > 0):
+                    # A load may be under way from now on, production copies states between blocks itself, and what a
+                    # connector brings back of a group that is recomputed is written over before it is read.
                     for r in self.layout.group_resources(group):
                         self.ledger.mark(r, block, Fill.ANY)
         tracked.tables = tables
@@ -457,6 +458,8 @@ class Harness:
     def _is_local_hit(self, tracked: Tracked, group: int, index: int) -> bool:
         """Whether this block came out of the local prefix cache."""
         size = self.groups[group].block_size
+        if self.groups[group].rule == "recomputed":
+            return False
         if self.groups[group].rule == "state":
             return tracked.local > 0 and (index + 1) * size == tracked.local
         return (index + 1) * size <= tracked.local

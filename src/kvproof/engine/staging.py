@@ -183,25 +183,26 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
     max_model_len = case.max_model_len or max(DEFAULT_MAX_MODEL_LEN, 2 * case.tokens)
 
     def build(length: int) -> Any:
-        sizes = {"block_size": case.block_size} if case.block_size else {}
-        return EngineArgs(
-            model=case.model_dir,
-            skip_tokenizer_init=True,
-            load_format=host.load_format,
+        arguments: dict[str, Any] = {
+            "model": case.model_dir,
+            "skip_tokenizer_init": True,
+            "load_format": host.load_format,
             **_graphs(case),
-            max_model_len=length,
-            max_num_seqs=8,
-            max_num_batched_tokens=2 * length,
-            kv_cache_memory_bytes=KV_MEMORY_LIMIT,
-            enable_prefix_caching=True,
-            async_scheduling=False,
-            disable_log_stats=True,
-            language_model_only=True,
-            kv_transfer_config=None if case.connector is None else case.connector.kv_transfer_config(),
-            seed=case.seed,
-            **sizes,
+            "max_model_len": length,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 2 * length,
+            "kv_cache_memory_bytes": KV_MEMORY_LIMIT,
+            "enable_prefix_caching": True,
+            "async_scheduling": False,
+            "disable_log_stats": True,
+            "language_model_only": True,
+            "kv_transfer_config": None if case.connector is None else case.connector.kv_transfer_config(),
+            "seed": case.seed,
+            **({"block_size": case.block_size} if case.block_size else {}),
             **host.engine_arguments(case),
-        ).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            **case.engine_args,
+        }
+        return EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
     config = build(max_model_len)
     if config.model_config.is_hybrid and not case.max_model_len and max_model_len < HYBRID_MAX_MODEL_LEN:

@@ -147,6 +147,11 @@ class Expected:
     request: str | None = None
     scenario: str | None = None
 
+    @property
+    def is_padding(self) -> bool:
+        """Whether the byte belongs to no resource of the block's owner."""
+        return self.place is not None and self.place.resource == "padding"
+
     def to_json(self) -> dict[str, Any]:
         if self.place is not None:
             return dict(vars(self.place))

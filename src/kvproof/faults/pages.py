@@ -77,6 +77,21 @@ class Pages:
                 return Spot(index, block, byte)
         return None
 
+    def covered(self, address: int, nbytes: int) -> set[tuple[int, int]]:
+        """(family, block) of every frame with a byte in the range: K and V of a block may be two frames."""
+        spot = self.find(address)
+        if spot is None:
+            return set()
+        storage = self.families[spot.family].storage
+        start = address - self.addresses[storage]
+        found = set()
+        for index, f in enumerate(self.families):
+            if f.storage == storage:
+                first = max(0, -((f.offset + f.nbytes - 1 - start) // f.block_stride))
+                last = min(self.layout.num_blocks - 1, (start + nbytes - 1 - f.offset) // f.block_stride)
+                found |= {(index, block) for block in range(first, last + 1)}
+        return found
+
     def address(self, family: int, block: int) -> int:
         """First byte of the frame of ``block``."""
         f = self.families[family]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvproof.faults.catalogue import CATALOGUE
-from kvproof.faults.model import Control, Fault, Outcome, catch
+from kvproof.faults.model import Control, Expected, Fault, Outcome, catch
 from kvproof.faults.rig import Rig
 from kvproof.faults.stories import STORIES
 from kvproof.findings.model import Status
@@ -59,6 +59,13 @@ def control(rig: Rig, stories: list[str], when: str) -> Control:
     )  # fmt: skip
 
 
+def _responsible(fault: Fault, expected: Expected | None) -> str:
+    """The oracle that must report ``fault``. Damage to padding alone can be: groups with allocations of their own."""
+    if expected is not None and expected.scenario is not None:
+        return "lifecycle"
+    return "footprint" if expected is not None and expected.is_padding else fault.oracle
+
+
 def prove_one(rig: Rig, fault: Fault) -> Outcome:
     """One fault in its story: is it reported by its oracle, at the place where it did its damage?
 
@@ -69,7 +76,7 @@ def prove_one(rig: Rig, fault: Fault) -> Outcome:
     scenario = f"fault/{fault.name()}"
     _tell(rig, scenario, fault.story, fault.name())
     expected, mistake = rig.expected(fault), rig.mistake
-    oracle = "lifecycle" if expected is not None and expected.scenario is not None else fault.oracle
+    oracle = _responsible(fault, expected)
     wrong = rig.witness.wrong
     rig.plant(None)
     _, findings = registry.judge(rig.pages.layout, transcript)

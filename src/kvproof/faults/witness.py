@@ -52,10 +52,10 @@ class Witness:
         if not transfer.load:
             self._remember(transfer)
         right = self._pages.snapshot()
-        meant = set()
+        meant: set[tuple[int, int]] = set()
         if transfer.load:
             for move in transfer.moves:
-                meant.add((move.family, move.block))
+                meant |= self._pages.covered(move.kv, move.nbytes)
                 self._write(right, move)
         yield
         if not self.wrong:

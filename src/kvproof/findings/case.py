@@ -51,7 +51,8 @@ class Case:
 
     ``cuda_capability`` ("9.0") and ``soc`` ("ascend910b") are declared inputs: nothing guesses them. ``declare_soc``
     lets the SoC differ from the one the installed build was made for. ``varied`` holds declared quantities that
-    must not move the layout (memory size, core count, device name); only ``kvproof ablate`` sets it.
+    must not move the layout (memory size, core count, device name); only ``kvproof ablate`` sets it. ``engine_args``
+    are arguments of vLLM's ``EngineArgs`` by name, in place of those kvproof chooses.
     """
 
     model: str
@@ -69,6 +70,7 @@ class Case:
     soc: str = ""
     declare_soc: bool = False
     cudagraph_mode: str = ""
+    engine_args: dict[str, Any] = field(default_factory=dict)
     varied: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

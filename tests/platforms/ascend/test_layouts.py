@@ -58,10 +58,24 @@ def test_key_and_value_are_two_views_of_one_page(layout, four_layers):
     assert {(r["offset"], r["block_stride"], r["page_bytes"]) for r in values} == {(262_144, 524_288, 262_144)}
 
 
-def test_the_cudagraph_mode_is_an_input_of_the_layout(layout, four_layers):
-    code, found = layout(four_layers, "ascend910b", "--cudagraph-mode", "FULL_DECODE_ONLY")
-    assert code == 0
-    assert seen(found).per_block == 2_097_152
+GRAPHS = ("--cudagraph-mode", "FULL_DECODE_ONLY")
+PAGED_ATTENTION = ("--engine-args", '{"additional_config": {"pa_shape_list": [1, 2, 4]}}')
+
+
+@pytest.mark.parametrize(("options", "storages"), [(GRAPHS, 4), (PAGED_ATTENTION, 4), (GRAPHS + PAGED_ATTENTION, 8)])
+def test_the_cudagraph_mode_is_an_input_of_the_layout(layout, four_layers, options, storages):
+    code, found = layout(four_layers, "ascend910b", *options)
+    assert (code, seen(found)) == (0, Seen(4, 1, storages, 2_097_152))
+
+
+DSPARK = ("--engine-args", '{"speculative_config": {"method": "dspark", "num_speculative_tokens": 3}}')
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_the_draft_of_deepseek_v41_is_a_group_of_its_own(layout, runner):
+    code, found = layout("deepseek-v4.1", "ascend910b", "--runner", runner, *DSPARK)
+    assert (code, seen(found)) == (0, Seen(54, 13, 4, 540_928))
+    assert (len(found["groups"][-1]["layers"]), found["groups"][-1]["rule"]) == (3, "window")
 
 
 def test_a_connector_moves_the_start_of_every_allocation(layout):
