@@ -4,7 +4,8 @@
     .venv-ascend/bin/python scripts/upstream_tests.py ascend   vllm-ascend's, ascend-sim with ascend910b
 
 The tests come from the source package of exactly the installed version, into a temporary directory. Exit code: 0, or 1
-where a test fails only inside the declaration, or 3 where the source package cannot be had.
+where a test fails only inside the declaration, or 3 where the source package cannot be had. A test that is skipped when
+plain and fails inside is listed apart: it needs a device, and was never run without one.
 """
 
 from __future__ import annotations
@@ -231,18 +232,19 @@ def report(suite: Suite, plain: Outcomes, ours: Outcomes) -> int:
         print(f"\nNot passed, {title}:")
         for (file, outcome, why), number in Counter((f, o, w) for (f, _), (o, w) in run.items() if w).items():
             print(f"  {number:3} {outcome:7} {Path(file).name}: {why}")
-    new = list(only(plain, ours))
-    print(f"\n{len(new)} tests fail only in {suite.case.platform}" + (":" if new else ""))
-    for line in new:
-        print(f"  {line}")
+    new, reached = list(only(plain, ours, skipped=False)), list(only(plain, ours, skipped=True))
+    for lines, words in ((new, "fail only"), (reached, "are skipped when plain, for want of a device, and fail")):
+        print(f"\n{len(lines)} tests {words} in {suite.case.platform}" + (":" if lines else ""))
+        for line in lines:
+            print(f"  {line}")
     return 1 if new else 0
 
 
-def only(plain: Outcomes, ours: Outcomes) -> Iterator[str]:
-    """What fails in ``ours`` and does not in ``plain``; there it may have been skipped or not been there."""
+def only(plain: Outcomes, ours: Outcomes, *, skipped: bool) -> Iterator[str]:
+    """What fails in ``ours`` and is skipped in ``plain``; or neither fails there nor is skipped, it may be absent."""
     for (file, test), (outcome, why) in ours.items():
         before = plain.get((file, test), ("absent", ""))[0]
-        if outcome == "failed" and before != "failed":
+        if outcome == "failed" and before != "failed" and (before == "skipped") == skipped:
             yield f"{file} {test} ({before} when plain): {why}"
 
 
