@@ -131,7 +131,9 @@ def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], con
         cudagraph_mode=args.cudagraph_mode,
         engine_args=json_object("--engine-args", args.engine_args),
     )
-    registry.platform(case.platform).require(case)
+    host = registry.platform(case.platform)
+    host.require(case)
+    host.environment(case)  # builds what stands in for missing libraries: a compiler that is missing is said here
     return case
 
 

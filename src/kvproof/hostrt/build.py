@@ -17,8 +17,8 @@ SOURCES = Path(__file__).parent
 FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-std=gnu11")
 
 
-class BuildError(RuntimeError):
-    """A stand-in could not be built: no compiler, or the compiler refused. One line."""
+class BuildError(ValueError):
+    """A stand-in could not be built: no compiler, or the compiler refused. One line; refused like other input."""
 
 
 def user_cache(*parts: str) -> Path:
