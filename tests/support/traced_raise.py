@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvproof.engine import traced, triton_cpu
+from kvproof.engine import traced
+from kvproof.platforms import triton_host
 
 Plant = Callable[[Any], None]
 
@@ -87,7 +88,7 @@ def main() -> int:
 
         checkpoint.make(model, QWEN3)
     if runner == "v2":
-        triton_cpu.register()
+        triton_host.register()
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     else:
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
