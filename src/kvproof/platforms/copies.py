@@ -7,8 +7,6 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from kvproof.findings.model import Substitution
 from kvproof.platforms.hostcopy import HOST_COPIER, CopyBatch
 from kvproof.platforms.streams import HostEvent
@@ -52,21 +50,13 @@ def swap_blocks_batch(
     src_ptrs: Any, dst_ptrs: Any, sizes: Any, is_src_access_order_any: bool = False
 ) -> None:
     del is_src_access_order_any
-    HOST_COPIER.copy(
-        CopyBatch(
-            src_ptrs.numpy().astype(np.uint64), dst_ptrs.numpy().astype(np.uint64), sizes.numpy().astype(np.int64)
-        )
-    )
+    HOST_COPIER.copy(CopyBatch.of_tensors(src_ptrs, dst_ptrs, sizes))
 
 
 def _batch_memcpy(targets: int, sources: int, sizes: int, count: int, *rest: Any) -> int:
     """Same argument order as the driver call; ``count`` pointers each. Returns 0, the driver's success."""
     del rest
-
-    def array(address: int) -> Any:
-        return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(address)).copy()
-
-    HOST_COPIER.copy(CopyBatch(array(sources), array(targets), array(sizes).astype(np.int64)))
+    HOST_COPIER.copy(CopyBatch.of_arrays(sources, targets, sizes, count))
     return 0
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
-
-import numpy as np
 
 from kvproof.findings.model import Substitution
 from kvproof.platforms.hostcopy import HOST_COPIER, CopyBatch
@@ -47,10 +44,7 @@ def tensors_watched(native: Any) -> Any:
         global _inside
         outermost = not _inside
         if outermost:
-            columns = [tensor.cpu().numpy() for tensor in (sources, targets, sizes)]
-            HOST_COPIER.show(
-                CopyBatch(columns[0].astype(np.uint64), columns[1].astype(np.uint64), columns[2].astype(np.int64))
-            )
+            HOST_COPIER.show(CopyBatch.of_tensors(sources, targets, sizes))
         _inside = True
         try:
             return native(sources, targets, sizes, *rest, **options)
@@ -64,11 +58,8 @@ def pointers_watched(native: Any) -> Any:
     """A copy that is given addresses of arrays: targets, sources, sizes [B], ``count`` of each."""
 
     def copy(targets: int, sources: int, sizes: int, count: int, *rest: Any) -> Any:
-        def array(address: int) -> Any:
-            return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(address)).copy()
-
         if count:
-            HOST_COPIER.show(CopyBatch(array(sources), array(targets), array(sizes).astype(np.int64)))
+            HOST_COPIER.show(CopyBatch.of_arrays(sources, targets, sizes, count))
         return native(targets, sources, sizes, count, *rest)
 
     return copy

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,21 @@ class CopyBatch:
             raise ValueError(
                 f"copy lists differ in length: {len(self.sources)}, {len(self.targets)}, {len(self.sizes)}"
             )
+
+    @staticmethod
+    def of_tensors(sources: Any, targets: Any, sizes: Any) -> CopyBatch:
+        """From tensors of addresses and sizes [B], on whatever device they are."""
+        columns = [tensor.cpu().numpy() for tensor in (sources, targets, sizes)]
+        return CopyBatch(columns[0].astype(np.uint64), columns[1].astype(np.uint64), columns[2].astype(np.int64))
+
+    @staticmethod
+    def of_arrays(sources: int, targets: int, sizes: int, count: int) -> CopyBatch:
+        """From the addresses of three arrays of ``count`` uint64 each: addresses and sizes [B]."""
+
+        def array(address: int) -> AddressArray:
+            return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(address)).copy()
+
+        return CopyBatch(array(sources), array(targets), array(sizes).astype(np.int64))
 
 
 class HostCopier:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from kvproof.platforms.hostcopy import HOST_COPIER, CopyBatch
 
 KERNEL_PLANS = ("npu_quant_lightning_indexer_v2_metadata", "npu_sparse_flash_mla_metadata")
@@ -39,9 +37,7 @@ def define_operators() -> None:
 def _swap_blocks_batch(sources: Any, targets: Any, sizes: Any, direction: int) -> None:
     """Addresses and sizes in bytes, int64, one entry per copy."""
     del direction
-    HOST_COPIER.copy(
-        CopyBatch(sources.numpy().astype(np.uint64), targets.numpy().astype(np.uint64), sizes.numpy().astype(np.int64))
-    )
+    HOST_COPIER.copy(CopyBatch.of_tensors(sources, targets, sizes))
 
 
 def _no_plan(*args: Any, **kwargs: Any) -> Any:
