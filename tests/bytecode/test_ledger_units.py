@@ -137,6 +137,16 @@ def test_a_write_into_padding_is_named_and_painted_over():
     assert world.ledger.judge()[0] == []
 
 
+def test_padding_of_zeroed_pages_may_be_zero_and_nothing_else():
+    world = World(two_layers(padding=24))
+    world.ledger.zeroed_padding = True
+    world.page(0, 3)[PAGE + 3 : PAGE + 10] = 0
+    assert world.ledger.judge()[0] == []
+    world.page(0, 3)[PAGE + 5] = 1
+    m = world.one_mismatch()
+    assert (m.resource, m.block, m.page_byte, sum(length for _, length, _ in m.wrong)) == (None, 3, PAGE + 5, 1)
+
+
 def test_the_padding_behind_the_second_state_of_a_layer_counts_from_the_layers_page():
     def state(number: int, group: int, layer: str, offset: int, used: int, page: int) -> Resource:
         return Resource(
