@@ -41,10 +41,10 @@ test: env lint ## the whole test suite: style, types, layers, pytest (PYTEST_ARG
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-cuda: env-cuda ## what needs vLLM's CUDA wheel, no GPU: layouts, round trips, planted faults, UCM
-	.venv-cuda/bin/python -m pytest -n 2 tests/platforms/cuda tests/hostrt $(PYTEST_ARGS)
+	.venv-cuda/bin/python -m pytest -n 2 tests/platforms/cuda tests/platforms/test_environment.py tests/hostrt $(PYTEST_ARGS)
 
 test-ascend: env-ascend ## what needs vllm-ascend, no NPU and no CANN: layouts, operators, round trips, planted faults
-	.venv-ascend/bin/python -m pytest -n 2 tests/platforms/ascend $(PYTEST_ARGS)
+	.venv-ascend/bin/python -m pytest -n 2 tests/platforms/ascend tests/platforms/test_environment.py $(PYTEST_ARGS)
 
 test-upstream: env-cuda env-ascend ## vLLM's and vllm-ascend's own KV-cache tests, plain and declared (docs/upstream-tests.md)
 	.venv-cuda/bin/python scripts/upstream_tests.py cuda

@@ -25,7 +25,7 @@ LEFT_OUT = {
     "cpu": frozenset({"torchaudio", "torchcodec", "torchvision"}),
     "cuda": frozenset[str](),
     "ascend": frozenset(
-        {"arctic-inference", "fastokens", "memcache-hybrid", "memfabric-hybrid", "openai-harmony", "pandas-stubs",
+        {"arctic-inference", "fastokens", "memcache-hybrid", "memfabric-hybrid", "pandas-stubs",
          "torchaudio", "torchcodec", "triton-ascend"}
     ),
 }[NAME]  # fmt: skip
