@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvproof.engine.staging import MODELS
 from kvproof.findings.model import Substitution
 from kvproof.oracles.engine_answers import EngineCase
 
@@ -69,7 +70,7 @@ def surroundings(case: EngineCase) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="kvproof-engine-") as companion:
         _write_companion(Path(companion), case.runner)
         os.environ.update(
-            VLLM_PLUGINS=PLUGIN,
+            VLLM_PLUGINS=f"{PLUGIN},{MODELS}",
             VLLM_ENABLE_V1_MULTIPROCESSING="1" if case.multiprocess else "0",
             VLLM_USE_V2_MODEL_RUNNER="1" if case.runner == "v2" else "0",
             VLLM_LOGGING_STREAM="ext://sys.stderr",

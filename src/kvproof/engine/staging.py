@@ -75,6 +75,9 @@ MODEL_SUBSTITUTIONS = (
 """What every staged engine substitutes, whatever the platform."""
 
 
+MODELS = "kvproof_deepseek_v41"
+"""vLLM's plugins in a staged engine: models this project brings. The user's own stay out."""
+
 REASON = 400
 """Characters of an original error that a verdict repeats."""
 
@@ -128,7 +131,7 @@ class Staged:
 def environment(case: Case) -> dict[str, str]:
     """Environment the staging process must be started with."""
     return {
-        "VLLM_PLUGINS": "",
+        "VLLM_PLUGINS": MODELS,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
