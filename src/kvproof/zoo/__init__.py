@@ -1,7 +1,7 @@
 """Config-only descriptions of public models: what the engine needs to lay out a cache, and no weights.
 
 Each file under ``configs/`` holds the facts of one model's ``config.json``. Nothing here imports torch or
-vLLM, so listing and writing a model takes milliseconds.
+vLLM, so listing and writing a model takes milliseconds. `checkpoint` and `deepseek_v41` add random weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ZooModel", "describe", "max_positions", "names", "resolve", "write"]
+__all__ = ["ZooModel", "describe", "max_positions", "names", "new_directory", "resolve", "write"]
 
 _CONFIGS = files(__name__) / "configs"
 
@@ -67,13 +67,22 @@ def write(name: str, directory: Path | str) -> Path:
     directory that is a file, not empty, or not writable.
     """
     model = describe(name)
+    target = new_directory(directory)
+    try:
+        return _store(model, target)
+    except OSError as error:
+        raise ValueError(f"directory {str(target)!r} cannot be written: {error.strerror}") from None
+
+
+def new_directory(directory: Path | str) -> Path:
+    """``directory`` as a path, which is not made here; ValueError unless it is absent or an empty directory."""
     target = Path(directory)
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ValueError(f"directory {str(target)!r} is not an empty directory; name a new one")
-        return _store(model, target)
     except OSError as error:
         raise ValueError(f"directory {str(target)!r} cannot be written: {error.strerror}") from None
+    return target
 
 
 def resolve(model: str, workdir: Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 
 import numpy as np
 import torch
@@ -99,17 +100,9 @@ class TokenMap:
 
 
 def primes(base: int, layers: int, orders: int, heads: int) -> list[list[list[int]]]:
-    """Bucket counts [layers][orders][heads]: every order takes the smallest primes >= ``base`` that are still free."""
-    used: set[int] = set()
-
-    def take() -> int:
-        number = base
-        while number in used or not _is_prime(number):
-            number += 1
-        used.add(number)
-        return number
-
-    return [[[take() for _ in range(heads)] for _ in range(orders)] for _ in range(layers)]
+    """Bucket counts [layers][orders][heads]: each is the smallest prime >= ``base`` that is still free."""
+    free = filter(_is_prime, count(base))
+    return [[list(islice(free, heads)) for _ in range(orders)] for _ in range(layers)]
 
 
 def _is_prime(number: int) -> bool:

@@ -56,7 +56,8 @@ def dequantise_fp8_block(weight: torch.Tensor, scale: torch.Tensor, block: tuple
 def dequantise_rows_fp8(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """fp32 [..., D] of rows with one scale per 32 values: the Engram table and the MXFP8 run-time form.
 
-    rows float8_e4m3fn [..., D]; scale E8M0 [..., D/32]. Exact, and still exact in bf16. ValueError on a misfit.
+    rows float8_e4m3fn [..., D]; scale E8M0 [..., D/32]. Exact, also in bf16 where the result is a normal
+    number. ValueError on a misfit.
     """
     if rows.dtype != torch.float8_e4m3fn:
         raise ValueError(f"rows dtype {rows.dtype}: must be float8_e4m3fn")
