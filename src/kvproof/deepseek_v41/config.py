@@ -580,7 +580,6 @@ _TEXT_CONTRACTS = (
         for name in (
             "num_nextn_predict_layers",
             "dspark_block_size",
-            "dspark_n_routed_experts",
             "dspark_num_experts_per_tok",
             "dspark_markov_rank",
         )

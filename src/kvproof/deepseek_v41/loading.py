@@ -12,13 +12,17 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from kvproof.deepseek_v41.config import Quantisation
 from kvproof.deepseek_v41.ops.formats import dequantise_fp8_block, dequantise_mxfp4
 
 ELSEWHERE = ("mtp.", "vision.", "aligner.", "image_start", "image_newline", "image_end")
 """Tensors of the draft model and of the vision tower: not the text model's."""
+
+PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+"""What a tensor without a scale may be stored as."""
 
 _EXPERT = re.compile(r"(.+\.ffn\.)(?:experts\.(\d+)|shared_experts)\.(w[123])\.weight")
 
@@ -30,8 +34,8 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]], 
         The names of the parameters that were loaded: all of them.
 
     Raises:
-        ValueError: a tensor no parameter takes, a parameter no tensor filled, a scale without its matrix, a shape or a
-            format that does not fit; with the names.
+        ValueError: a tensor no parameter takes or one given twice, a parameter no tensor filled, a scale without its
+            matrix, a shape or a format that does not fit; with the names.
     """
     parameters = dict(model.named_parameters())
     expected = set(_expected(model, parameters))
@@ -70,8 +74,21 @@ def _load(model: nn.Module, parameters: dict[str, nn.Parameter], name: str, tens
         held = model.get_submodule(f"{layer}{'shared_experts' if expert is None else 'experts'}")
         held.load(int(expert or 0), matrix, tensor)
         return
+    # vLLM's loaders cut this rank's part out of whatever is large enough, and broadcast what is too narrow.
+    whole = _whole_shape(model.get_submodule(name.rpartition(".")[0]))
+    if whole is not None and list(tensor.shape) != whole:
+        raise ValueError(f"shape {list(tensor.shape)}: must be {whole}")
     param = parameters[name]
-    getattr(param, "weight_loader", default_weight_loader)(param, tensor)
+    param.weight_loader(param, tensor)  # type: ignore[operator]
+
+
+def _whole_shape(layer: nn.Module) -> list[int] | None:
+    """Shape of the whole matrix of one of vLLM's layers, None of ours: those look for themselves."""
+    if isinstance(layer, LinearBase):
+        return [layer.output_size, layer.input_size]
+    if isinstance(layer, VocabParallelEmbedding):
+        return [layer.org_vocab_size, layer.embedding_dim]
+    return None
 
 
 def _dequantised(
@@ -84,9 +101,15 @@ def _dequantised(
             continue
         matrix, _, kind = name.rpartition(".")
         if kind != "scale" and not (kind == "weight" and tensor.element_size() == 1):
+            if tensor.dtype not in PLAIN:
+                raise ValueError(f"checkpoint tensor {name}: {tensor.dtype}, must be one of {PLAIN}")
             yield name, tensor
             continue
+        if not quantisation.quantised:
+            raise ValueError(f"checkpoint tensor {name}: quantised, and the configuration has no quantization_config")
         pair = waiting.setdefault(matrix, {})
+        if kind in pair:
+            raise ValueError(f"checkpoint tensor {name}: given twice")
         pair[kind] = tensor
         if len(pair) == 2:
             del waiting[matrix]
@@ -100,9 +123,9 @@ def _dequantise(matrix: str, weight: torch.Tensor, scale: torch.Tensor, quantisa
     try:
         if weight.dtype == torch.float8_e4m3fn:
             return dequantise_fp8_block(weight, scale, quantisation.weight_block_size)
-        return dequantise_mxfp4(weight.view(torch.uint8), scale.view(torch.uint8))
+        return dequantise_mxfp4(weight, scale)
     except ValueError as error:
-        raise ValueError(f"checkpoint tensor {matrix}: {error}") from error
+        raise ValueError(f"checkpoint tensor {matrix}.weight: {error}") from error
 
 
 def _some(names: Iterable[str]) -> str:

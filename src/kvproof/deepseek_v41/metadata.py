@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, CommonAttentionMetadata, MultipleOf
-from vllm.v1.kv_cache_interface import AttentionSpec, CircularBufferSpec, KVCacheSpec
+from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvproof.deepseek_v41.ops.paging import slots_of
@@ -80,10 +80,6 @@ class CacheMetadataBuilder(AttentionMetadataBuilder[CacheStep]):
         self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        if not isinstance(kv_cache_spec, AttentionSpec):
-            raise ValueError(
-                f"KV cache spec {type(kv_cache_spec).__name__} of {layer_names[0]}: not one of this model's"
-            )
         self.ring = isinstance(kv_cache_spec, CircularBufferSpec)
         self.ratio = int(kv_cache_spec.tokens_per_state)
         scheduler = vllm_config.scheduler_config

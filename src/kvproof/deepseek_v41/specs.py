@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec, MLAAttentionSpec, SlidingWindowMLASpec
@@ -23,9 +24,21 @@ def differing_fields(one: KVCacheSpec, other: KVCacheSpec, free: Collection[str]
 
 
 class _SameGeometry:
-    """Uniform with a collection when no field differs, except those that may (``FREE``)."""
+    """Uniform with a collection when no field differs, except those that may (``FREE``); merged only with its equals."""
 
     FREE: Collection[str] = ()
+
+    @classmethod
+    def merge(cls, specs: list[Any]) -> Any:
+        """The one spec that all of ``specs`` are.
+
+        Raises:
+            AssertionError: two of them differ; the error by which vLLM's planner learns that specs do not merge.
+        """
+        for spec in specs:
+            if names := differing_fields(specs[0], spec):
+                raise AssertionError(f"KV cache specs of one group differ in {', '.join(names)}")
+        return specs[0]
 
     def is_uniform_with_collection(self, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
         return not any(differing_fields(self, spec, self.FREE) for spec in kv_cache_specs.values())  # type: ignore[arg-type]
@@ -33,7 +46,7 @@ class _SameGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSpec(_SameGeometry, SlidingWindowMLASpec):
-    """The last ``sliding_window`` roped latents of a layer, one row per token, ``head_size`` values of ``dtype`` each."""
+    """The last ``sliding_window`` roped latents of a layer: one row per token, ``head_size`` values each."""
 
 
 @dataclass(frozen=True, kw_only=True)
