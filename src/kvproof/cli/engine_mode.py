@@ -15,7 +15,7 @@ from kvproof.findings.case import Case
 from kvproof.findings.model import Report, ScenarioSummary, Verdict
 from kvproof.findings.verdict import decide
 from kvproof.oracles.engine_answers import ORACLES, WITH, EngineAnswer, EngineCase
-from kvproof.zoo import checkpoint
+from kvproof.zoo import checkpoint, deepseek_v41
 
 MAX_PARAMETERS = 50_000_000
 """Random weights are made for a configuration without weights up to this size; a real run takes real memory."""
@@ -66,6 +66,8 @@ def with_weights(model_dir: Path, target: Path, seed: int, progress: Callable[[s
             "for random ones; name a directory with weights or a tiny bundled model"
         )
     progress("making a random checkpoint")
+    if config.get("model_type") == deepseek_v41.MODEL_TYPE:
+        return deepseek_v41.write(target, {"torch_dtype": "bfloat16", **config}, seed)
     return checkpoint.make(target, config, seed)
 
 

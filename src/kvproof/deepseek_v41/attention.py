@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
-from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from kvproof.deepseek_v41.caches import Cache, save_with_connector, wait_for_connector
 from kvproof.deepseek_v41.compressor import Compressor
@@ -18,7 +18,7 @@ from kvproof.deepseek_v41.indexer import Indexer
 from kvproof.deepseek_v41.ops.attention import sparse_attention
 from kvproof.deepseek_v41.ops.paging import write_rows
 from kvproof.deepseek_v41.ops.rope import rotate
-from kvproof.deepseek_v41.parameters import Norm, parameter
+from kvproof.deepseek_v41.parameters import Norm, Shard, parameter, replicated
 from kvproof.deepseek_v41.plan import LayerRole
 from kvproof.deepseek_v41.shared import Rotation, Shared
 from kvproof.deepseek_v41.specs import compressed_spec, window_spec
@@ -49,21 +49,21 @@ class Attention(nn.Module):
         self.heads, self.width = config.num_attention_heads // ranks, config.head_dim
         self.groups = config.o_groups // ranks
         self.scale = self.width**-0.5
-        self.window = config.sliding_window
 
         hidden, latent, heads = config.hidden_size, config.q_lora_rank, config.num_attention_heads
         plain = {"bias": False, "quant_config": None, "return_bias": False}
-        self.wq_a = ReplicatedLinear(hidden, latent, **plain, prefix=f"{prefix}.wq_a")
+        self.wq_a = replicated(hidden, latent, f"{prefix}.wq_a")
         self.q_norm = Norm(latent, config.rms_norm_eps)
         self.wq_b = ColumnParallelLinear(latent, heads * self.width, **plain, prefix=f"{prefix}.wq_b")
-        self.wkv = ReplicatedLinear(hidden, self.width, **plain, prefix=f"{prefix}.wkv")
+        self.wkv = replicated(hidden, self.width, f"{prefix}.wkv")
         self.kv_norm = Norm(self.width, config.rms_norm_eps)
-        self.attn_sink = parameter(self.heads, dtype=torch.float32, part=lambda whole: whole.chunk(ranks)[rank])
+        self.attn_sink = parameter(self.heads, dtype=torch.float32, shard=Shard(rank, ranks))
         self.wo_a = GroupedLinear(self.groups, heads // config.o_groups * self.width, config.o_lora_rank, rank, ranks)
         self.wo_b = RowParallelLinear(config.o_groups * config.o_lora_rank, hidden, **plain, prefix=f"{prefix}.wo_b")
 
         self.swa_cache = Cache(
-            window_spec(block_size=block_size, width=self.width, window=self.window, dtype=dtype), f"{prefix}.swa_cache"
+            window_spec(block_size=block_size, width=self.width, window=config.sliding_window, dtype=dtype),
+            f"{prefix}.swa_cache",
         )
         self.compressor = self.indexer = None
         self.owned = [self.swa_cache]
@@ -118,20 +118,13 @@ class Attention(nn.Module):
 
     def _attend(self, q: torch.Tensor, shared: Shared) -> torch.Tensor:
         step = self.swa_cache.step
-        window = step.position.unsqueeze(1) - torch.arange(self.window - 1, -1, -1)
-        long, rows = None, None
+        long, selected = None, None
         if self.ratio:
-            long = self._source_caches[0]
-            rows = long.step.slots(shared.selection.long() * self.ratio)
-        return sparse_attention(
-            q,
-            self.swa_cache.rows,
-            step.slots(window),
-            None if long is None else long.rows,
-            rows,
-            self.attn_sink,
-            self.scale,
-        )
+            if shared.selection is None:
+                raise RuntimeError(f"{self.swa_cache.prefix}: attends to selected rows, and no layer has selected any")
+            source = self._source_caches[0]
+            long, selected = source.rows, source.step.slots(shared.selection.long() * self.ratio)
+        return sparse_attention(q, self.swa_cache.rows, step.window_slots, long, selected, self.attn_sink, self.scale)
 
 
 class GroupedLinear(nn.Module):
@@ -140,7 +133,7 @@ class GroupedLinear(nn.Module):
     def __init__(self, groups: int, inputs: int, outputs: int, rank: int, ranks: int) -> None:
         super().__init__()
         self.groups = groups
-        self.weight = parameter(groups * outputs, inputs, part=lambda whole: whole.chunk(ranks, dim=0)[rank])
+        self.weight = parameter(groups * outputs, inputs, shard=Shard(rank, ranks))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, groups, inputs] → [T, groups, outputs], one rounding to x's dtype."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from kvproof.deepseek_v41.caches import Cache
 from kvproof.deepseek_v41.config import TextConfig
 from kvproof.deepseek_v41.ops.compressor import compress_pairs, ring_capacity
-from kvproof.deepseek_v41.parameters import Norm
+from kvproof.deepseek_v41.parameters import Norm, replicated
 from kvproof.deepseek_v41.specs import ring_spec
 
 
@@ -23,11 +22,11 @@ class Compressor(nn.Module):
     def __init__(self, config: TextConfig, ratio: int, *, speculative_tokens: int, prefix: str) -> None:
         super().__init__()
         width = config.head_dim
-        self.wkv = _linear(config.hidden_size, width, f"{prefix}.wkv")
+        self.wkv = replicated(config.hidden_size, width, f"{prefix}.wkv", torch.float32)
         self.norm = Norm(width, config.rms_norm_eps)
         self.ring: Cache | None = None
         if ratio == 2:
-            self.wgate = _linear(config.hidden_size, width, f"{prefix}.wgate")
+            self.wgate = replicated(config.hidden_size, width, f"{prefix}.wgate", torch.float32)
             spec = ring_spec(capacity=ring_capacity(speculative_tokens), width=2 * width)
             self.ring = Cache(spec, f"{prefix}.state_cache")
 
@@ -50,9 +49,3 @@ class Compressor(nn.Module):
                 state, self.ring.rows, step.block_table[:, 0], step.query_start, step.start
             )
         return self.norm(pooled).to(u.dtype), emitting
-
-
-def _linear(inputs: int, outputs: int, prefix: str) -> ReplicatedLinear:
-    return ReplicatedLinear(
-        inputs, outputs, bias=False, params_dtype=torch.float32, quant_config=None, return_bias=False, prefix=prefix
-    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from kvproof.deepseek_v41.caches import Cache
 from kvproof.deepseek_v41.config import TextConfig
@@ -17,7 +16,7 @@ from kvproof.deepseek_v41.ops.indexer import scores
 from kvproof.deepseek_v41.ops.paging import read_pages
 from kvproof.deepseek_v41.ops.rope import rotate
 from kvproof.deepseek_v41.ops.selection import candidate_blocks, restrict, top_k
-from kvproof.deepseek_v41.parameters import Norm
+from kvproof.deepseek_v41.parameters import Norm, replicated
 from kvproof.deepseek_v41.plan import LayerRole
 from kvproof.deepseek_v41.shared import Shared
 
@@ -40,10 +39,10 @@ class Indexer(nn.Module):
         self.top = config.index_topk
         self.block, self.blocks = config.candidate_block_size, config.candidate_topk_blocks
         self.keys = keys
-        self.wq_b = _linear(config.q_lora_rank, self.heads * self.width, f"{prefix}.wq_b")
-        self.weights_proj = _linear(config.hidden_size, self.heads, f"{prefix}.weights_proj")
+        self.wq_b = replicated(config.q_lora_rank, self.heads * self.width, f"{prefix}.wq_b")
+        self.weights_proj = replicated(config.hidden_size, self.heads, f"{prefix}.weights_proj")
         if role.is_kv_source:
-            self.wk = _linear(config.head_dim, self.width, f"{prefix}.wk")
+            self.wk = replicated(config.head_dim, self.width, f"{prefix}.wk")
             self.k_norm = Norm(self.width, config.rms_norm_eps)
 
     def key(self, latent: torch.Tensor) -> torch.Tensor:
@@ -108,7 +107,3 @@ def _tiles(part: Rectangle, step: CacheStep, longest: int, width: int) -> list[R
         for some, columns in zip(part.requests.split(requests), part.tokens.split(requests), strict=True)
         for r, t in ((some, c) for c in columns.split(tokens, dim=1))
     ]
-
-
-def _linear(inputs: int, outputs: int, prefix: str) -> ReplicatedLinear:
-    return ReplicatedLinear(inputs, outputs, bias=False, quant_config=None, return_bias=False, prefix=prefix)

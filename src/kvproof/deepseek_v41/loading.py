@@ -47,7 +47,7 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]], 
         expected.discard(name)
         try:
             _load(model, parameters, name, tensor)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, IndexError) as error:
             raise ValueError(f"checkpoint tensor {name}: {error}") from error
     if unknown or expected:
         raise ValueError(f"checkpoint does not fit the model: missing {_some(expected)}; unexpected {_some(unknown)}")
@@ -69,6 +69,8 @@ def _expected(model: nn.Module, parameters: dict[str, nn.Parameter]) -> Iterator
 
 
 def _load(model: nn.Module, parameters: dict[str, nn.Parameter], name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype not in PLAIN:
+        raise ValueError(f"{tensor.dtype}: must be one of {PLAIN}")
     if match := _EXPERT.fullmatch(name):
         layer, expert, matrix = match.groups()
         held = model.get_submodule(f"{layer}{'shared_experts' if expert is None else 'experts'}")
@@ -79,7 +81,7 @@ def _load(model: nn.Module, parameters: dict[str, nn.Parameter], name: str, tens
     if whole is not None and list(tensor.shape) != whole:
         raise ValueError(f"shape {list(tensor.shape)}: must be {whole}")
     param = parameters[name]
-    param.weight_loader(param, tensor)  # type: ignore[operator]
+    param.weight_loader(param, tensor)  # type: ignore[attr-defined]
 
 
 def _whole_shape(layer: nn.Module) -> list[int] | None:
@@ -101,12 +103,10 @@ def _dequantised(
             continue
         matrix, _, kind = name.rpartition(".")
         if kind != "scale" and not (kind == "weight" and tensor.element_size() == 1):
-            if tensor.dtype not in PLAIN:
-                raise ValueError(f"checkpoint tensor {name}: {tensor.dtype}, must be one of {PLAIN}")
             yield name, tensor
             continue
         if not quantisation.quantised:
-            raise ValueError(f"checkpoint tensor {name}: quantised, and the configuration has no quantization_config")
+            raise ValueError(f"checkpoint tensor {name}: quantised, but the configuration has no quantization_config")
         pair = waiting.setdefault(matrix, {})
         if kind in pair:
             raise ValueError(f"checkpoint tensor {name}: given twice")
@@ -122,7 +122,8 @@ def _dequantised(
 def _dequantise(matrix: str, weight: torch.Tensor, scale: torch.Tensor, quantisation: Quantisation) -> torch.Tensor:
     try:
         if weight.dtype == torch.float8_e4m3fn:
-            return dequantise_fp8_block(weight, scale, quantisation.weight_block_size)
+            # A quantised configuration has a block size: its contract.
+            return dequantise_fp8_block(weight, scale, quantisation.weight_block_size)  # type: ignore[arg-type]
         return dequantise_mxfp4(weight, scale)
     except ValueError as error:
         raise ValueError(f"checkpoint tensor {matrix}.weight: {error}") from error

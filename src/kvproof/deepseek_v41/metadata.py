@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, CommonAttentionMetadata, MultipleOf
-from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec
+from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvproof.deepseek_v41.ops.paging import slots_of
@@ -34,6 +34,7 @@ class CacheStep:
         ratio: tokens per row.
         write_slots: int64 [T], the row each token writes, −1 = none. Of a ring all −1: it is addressed by the
             compressor, which also reads it.
+        window: tokens a query sees in a sliding-window cache; 0 = this is none.
     """
 
     query_start: torch.Tensor
@@ -44,6 +45,7 @@ class CacheStep:
     block_size: int
     ratio: int
     write_slots: torch.Tensor
+    window: int
 
     @property
     def tokens(self) -> int:
@@ -52,6 +54,11 @@ class CacheStep:
     def slots(self, position: torch.Tensor) -> torch.Tensor:
         """The slots of positions int64 [T, …] of each token's own request; a negative position has slot −1."""
         return slots_of(self.block_table, self.request, position, self.block_size, self.ratio)
+
+    @cached_property
+    def window_slots(self) -> torch.Tensor:
+        """The slots each token sees in its window, int64 [T, window], oldest first; −1 before the request begins."""
+        return self.slots(self.position.unsqueeze(1) - torch.arange(self.window - 1, -1, -1))
 
     @cached_property
     def rectangles(self) -> list[Rectangle]:
@@ -82,6 +89,7 @@ class CacheMetadataBuilder(AttentionMetadataBuilder[CacheStep]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.ring = isinstance(kv_cache_spec, CircularBufferSpec)
         self.ratio = int(kv_cache_spec.tokens_per_state)
+        self.window = kv_cache_spec.sliding_window if isinstance(kv_cache_spec, SlidingWindowSpec) else 0
         scheduler = vllm_config.scheduler_config
         self.max_requests = scheduler.max_num_seqs
         self.max_tokens = static_capacity(
@@ -122,6 +130,7 @@ class CacheMetadataBuilder(AttentionMetadataBuilder[CacheStep]):
             block_size=block_size,
             ratio=self.ratio,
             write_slots=write_slots,
+            window=self.window,
         )
 
 

@@ -90,7 +90,9 @@ class Experts(nn.Module):
         if not 0 <= index < self.count:
             return
         target = self.w2[index] if matrix == "w2" else self.w13[index].chunk(2)[matrix == "w3"]
-        mine = whole.chunk(self.ranks, dim=1 if matrix == "w2" else 0)[self.rank]
-        if mine.shape != target.shape:
-            raise ValueError(f"shape {list(whole.shape)}: this rank's part must be {list(target.shape)}")
-        target.data.copy_(mine)
+        split = 1 if matrix == "w2" else 0
+        shape = list(target.shape)
+        shape[split] *= self.ranks
+        if list(whole.shape) != shape:
+            raise ValueError(f"shape {list(whole.shape)}: must be {shape}")
+        target.data.copy_(whole.chunk(self.ranks, dim=split)[self.rank])

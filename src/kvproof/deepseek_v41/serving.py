@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
@@ -36,6 +37,7 @@ def check(config: TextConfig, plan: Plan, vllm_config: VllmConfig) -> None:
         ("pipeline_parallel_size", parallel.pipeline_parallel_size, 1),
         ("data_parallel_size", parallel.data_parallel_size, 1),
         ("prefill_context_parallel_size", parallel.prefill_context_parallel_size, 1),
+        ("use_ubatching (enable_dbo, ubatch_size)", parallel.use_ubatching, False),
         ("kv_cache_dtype", cache.cache_dtype, "auto"),
         ("speculative_config", vllm_config.speculative_config, None),
         ("engram_layer_ids", config.engram_layer_ids, ()),
@@ -43,6 +45,9 @@ def check(config: TextConfig, plan: Plan, vllm_config: VllmConfig) -> None:
     ):
         if value != limit:
             raise refusal(name, value, f"{limit!r}: the text model knows nothing else yet")
+    dtype = vllm_config.model_config.dtype
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise refusal("dtype", str(dtype), "bfloat16 or float32")
     check_serving(
         config,
         plan,

@@ -24,7 +24,7 @@ def differing_fields(one: KVCacheSpec, other: KVCacheSpec, free: Collection[str]
 
 
 class _SameGeometry:
-    """Uniform with a collection when no field differs, except those that may (``FREE``); merged only with its equals."""
+    """Uniform with a collection when no field differs, but those that may (``FREE``); merged with its equals only."""
 
     FREE: Collection[str] = ()
 

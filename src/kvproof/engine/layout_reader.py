@@ -15,6 +15,7 @@ import torch
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     KVCacheConfig,
@@ -133,7 +134,7 @@ def _groups(config: KVCacheConfig) -> tuple[tuple[Group, ...], dict[str, tuple[i
         groups.append(
             Group(
                 index,
-                get_kv_cache_spec_kind(spec).value,
+                _kind(spec, first),
                 spec.block_size,
                 tuple(group.layer_names),
                 rule,
@@ -142,6 +143,11 @@ def _groups(config: KVCacheConfig) -> tuple[tuple[Group, ...], dict[str, tuple[i
             )
         )
     return tuple(groups), layer_specs
+
+
+def _kind(group: KVCacheSpec, first: KVCacheSpec) -> str:
+    """vLLM's name for the kind of a group; it has none for rings."""
+    return "circular_buffer" if isinstance(first, CircularBufferSpec) else get_kv_cache_spec_kind(group).value
 
 
 def _rule(spec: KVCacheSpec, transferable: bool) -> tuple[str, int]:

@@ -53,7 +53,8 @@ def make(directory: Path | str, config: dict[str, Any], seed: int = 0) -> Path:
         built = transformers.AutoConfig.for_model(model_type, **described)
         model = transformers.AutoModelForCausalLM.from_config(built)
     except (ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+        # The first sentence: after it transformers lists every architecture it knows.
+        reason = " ".join(str(error).split()).partition(". ")[0]
         raise ValueError(f"model_type {model_type!r}: transformers cannot construct it: {reason}") from error
     for name, parameter in model.named_parameters():
         if any(part in name for part in SMALL_STATE):

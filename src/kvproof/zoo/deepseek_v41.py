@@ -26,6 +26,7 @@ from kvproof.zoo import stored, tokenizer
 from kvproof.zoo.stored import Stored
 
 NAMES = ("deepseek-v41-small", "deepseek-v41-tiny")
+MODEL_TYPE = "deepseek_v41"
 """The bundled models small enough to have weights."""
 PLAIN = {"bfloat16": stored.bfloat16, "float32": stored.float32}
 SHARD_BYTES = 1 << 19
@@ -151,13 +152,22 @@ def make(name: str, directory: Path | str, *, dtype: str = "bfloat16", seed: int
     """
     if name not in NAMES:
         raise ValueError(f"model {name!r} has no weights to make; names: {', '.join(NAMES)}")
+    config = {**zoo.describe(name).config, "torch_dtype": dtype}
+    if quantized:
+        config["quantization_config"] = QUANTIZATION
+    return write(directory, config, seed)
+
+
+def write(directory: Path | str, config: Mapping[str, Any], seed: int = 0) -> Path:
+    """Write a checkpoint of any configuration in the released nested form; returns the directory.
+
+    ``config`` says by its ``torch_dtype`` and ``quantization_config`` how the weights are stored. ValueError as `make`.
+    """
+    dtype, quantized = config.get("torch_dtype"), bool(config.get("quantization_config"))
     if dtype not in PLAIN:
         raise ValueError(f"dtype is {dtype!r}, must be one of {', '.join(PLAIN)}")
     if seed < 0:
         raise ValueError(f"seed is {seed}, must be at least 0")
-    config: dict[str, Any] = {**zoo.describe(name).config, "torch_dtype": dtype}
-    if quantized:
-        config["quantization_config"] = QUANTIZATION
     text = config["text_config"]
     target = zoo.new_directory(directory)
     try:

@@ -29,9 +29,7 @@ def layout(capsys):
     """Runs ``kvproof layout`` and returns its exit code and JSON."""
 
     def run(model, capability, *options):
-        code = main(
-            ["layout", model, "--platform", "cuda-sim", "--cuda-capability", capability, "--json", *options]
-        )
+        code = main(["layout", model, "--platform", "cuda-sim", "--cuda-capability", capability, "--json", *options])
         return code, json.loads(capsys.readouterr().out)
 
     return run

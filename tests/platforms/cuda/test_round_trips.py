@@ -60,5 +60,3 @@ def test_the_fault_of_example_connector_is_found_here_too(check):
     code, report = check("tiny-qwen3", "9.0", "v1", "ExampleConnector", "--tokens", "256")
     assert (code, report["verdict"]) == (1, "FAIL")
     assert all(f["scenario"].startswith("layerwise") for f in report["findings"])
-
-
