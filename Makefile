@@ -46,9 +46,10 @@ test-cuda: env-cuda ## what needs vLLM's CUDA wheel, no GPU: layouts, round trip
 test-ascend: env-ascend ## what needs vllm-ascend, no NPU and no CANN: layouts, operators, round trips, planted faults
 	.venv-ascend/bin/python -m pytest -n 2 tests/platforms/ascend tests/platforms/test_environment.py $(PYTEST_ARGS)
 
-test-upstream: env-cuda env-ascend ## vLLM's and vllm-ascend's own KV-cache tests, plain and declared (docs/upstream-tests.md)
+test-upstream: env env-cuda env-ascend ## vLLM's and vllm-ascend's own tests, plain and with kvproof (docs/upstream-tests.md)
 	.venv-cuda/bin/python scripts/upstream_tests.py cuda
 	.venv-ascend/bin/python scripts/upstream_tests.py ascend
+	$(BIN)/python scripts/upstream_tests.py cpu
 
 test-pure: env ## only the tests that need neither torch nor vLLM (seconds)
 	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS)
@@ -60,6 +61,7 @@ lint: env ## ruff, mypy, import contracts
 
 bench: env ## benchmarks, as ratios measured in one process
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/deepseek_v41.py
 
 bench-trace: env ## what kv_trace costs a decoding step, on and off in one engine
 	$(BIN)/python benchmarks/trace.py

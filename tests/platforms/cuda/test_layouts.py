@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from v41_resources import held, plan_of, planned
 
 V2 = ("--runner", "v2")
 
@@ -76,7 +77,7 @@ def test_hybrid_pages_hold_a_state_or_a_block(layout, capability, kv_layout):
 
 
 V41 = {
-    # capability: groups, block stride, (SWA record, page), (compressed record, block), index record
+    # capability: groups, block stride, (SWA record, page), (compressed record, block)
     "9.0": (9, 116_928, (584, 19_008), (584, 64)),
     "10.0": (7, 136_224, (528, 16_896), (288, 128)),
     "12.0": (6, 230_400, (584, 19_008), (584, 128)),
@@ -105,6 +106,10 @@ def test_deepseek_v41(layout, capability):
     assert [(r["dtype"], r["row_axes"], r["cell_axes"][-1]["count"]) for r in rings] == [
         ("float32", [{"count": 8, "stride": 4096}], 4096)
     ] * 3
+    # The caches that kvproof.deepseek_v41 plans, layer by layer; what a row holds is the platform's.
+    rows, sizes = held(found)
+    assert rows == planned(plan_of("deepseek-v4.1"), ring=8)
+    assert sizes == {"window": window[0], "long": record, "index key": 132, "ring": 2 * 512 * 4}
     # Every id owns one stride of bytes, whatever group uses it: all groups are laid over each other.
     assert found["storages"][0]["nbytes"] == stride * found["num_blocks"]
 

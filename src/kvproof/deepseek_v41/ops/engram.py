@@ -7,14 +7,14 @@ into rows of a table (``HashLayout``, ``hashes``); what the table gives is let i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
 
 import numpy as np
 import torch
 from tokenizers import Regex, normalizers
+
+from kvproof.deepseek_v41.primes import primes
 
 BARRIER = -1
 """Value of a token that no n-gram may cross."""
@@ -97,16 +97,6 @@ class TokenMap:
         if strange.any():
             raise ValueError(f"token id {int(ids[strange][0])}: must be in 0..{len(self.values) - 1} (tokens)")
         return self.values.to(ids.device)[ids].masked_fill(blocked, BARRIER)
-
-
-def primes(base: int, layers: int, orders: int, heads: int) -> list[list[list[int]]]:
-    """Bucket counts [layers][orders][heads]: each is the smallest prime >= ``base`` that is still free."""
-    free = filter(_is_prime, count(base))
-    return [[list(islice(free, heads)) for _ in range(orders)] for _ in range(layers)]
-
-
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
 def multipliers(layer_id: int, max_ngram: int, compressed_vocab_size: int) -> list[int]:
