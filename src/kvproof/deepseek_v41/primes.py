@@ -1,4 +1,4 @@
-"""The primes Engram hashes with (specification, section 5.3): apart, because configurations need no torch to be read."""
+"""The primes Engram hashes with (specification, section 5.3): apart, so that a configuration needs no torch."""
 
 from __future__ import annotations
 
