@@ -110,7 +110,7 @@ class NaiveLedger:
         if state <= -1000:
             return {255, self.row_code(r, -1000 - state)[byte]}
         if state == Fill.ZEROED_OR_POISON:
-            return {0, 255}
+            return {0, 254, 255}
         if state in (Fill.ANY, Fill.TAINTED):
             return None
         return {POISON[Fill(state)]}
@@ -138,9 +138,11 @@ class NaiveLedger:
             if row in rows:
                 if row not in codes:
                     state = self.states[r.id, block, row]
-                    codes[row] = [self.legal(r, state, b) for b in range(r.row_bytes)] if state < 0 else [
-                        {v} for v in self.row_code(r, state)
-                    ]
+                    codes[row] = (
+                        [self.legal(r, state, b) for b in range(r.row_bytes)]
+                        if state < 0
+                        else [{v} for v in self.row_code(r, state)]
+                    )
                 storage, at = self.address(r, block, inside)
                 legal = codes[row][byte]
                 if legal is not None and self.memories[storage][at] not in legal:

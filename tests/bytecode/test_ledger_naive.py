@@ -72,10 +72,13 @@ class Twins:
         """Everything a mismatch says about its bytes; their addresses."""
         start = self.page_start(m)
         storage = next(r.storage for r in self.layout.resources if (r.group, r.layer) == (m.group, m.layer))
-        states = {
-            (storage, start + i): state for begin, length, state in m.wrong for i in range(begin, begin + length)
-        }
+        states = {(storage, start + i): state for begin, length, state in m.wrong for i in range(begin, begin + length)}
         assert states == named_states({a: wrong[a] for a in states})
+        owner = self.naive.owner[m.block]
+        namer = m.group if owner is None or m.resource is not None else owner
+        pages = [r for r in self.layout.group_resources(namer) if m.resource in (None, r.id)]
+        used = {self.naive.address(r, m.block, inside) for r in pages for _, _, inside in self.naive.cells[r.id]}
+        assert not states.keys() & used if m.resource is None else states.keys() <= used
         first = min(states)
         assert first == (storage, start + m.page_byte)
         assert m.observed == wrong[first]

@@ -24,9 +24,7 @@ def two_layers(head_major: bool = True, padding: int = 0, tokens_per_row: int = 
     if not head_major:
         rows, cells = (Axis(TOKENS, HEADS * CELL),), (Axis(HEADS, CELL), Axis(CELL, 1))
     resources = tuple(
-        Resource(
-            i, 0, f"layer.{i}", "uint8", 0, i * BLOCKS * stride, stride, stride, rows, cells, tokens_per_row, KV
-        )
+        Resource(i, 0, f"layer.{i}", "uint8", 0, i * BLOCKS * stride, stride, stride, rows, cells, tokens_per_row, KV)
         for i in range(2)
     )
     group = Group(0, "full_attention", TOKENS * tokens_per_row, ("layer.0", "layer.1"), "all")
@@ -127,6 +125,38 @@ def test_a_write_into_nobodys_block_is_named(world, block, fill):
     assert (world.page(1, block) == fill.byte).all()
 
 
+@pytest.mark.parametrize(("block", "fill"), [(0, Fill.NULL), (2, Fill.FREE)])
+@pytest.mark.parametrize("first", [0, 300, 1024])
+def test_a_block_of_nobody_is_named_page_by_page(block, fill, first):
+    """K, V and padding in the frame of a state, as vllm-ascend lays a hybrid model: each is named for itself."""
+
+    def part(number: int, group: int, name: str, offset: int, page: int, rows: int, size: int) -> Resource:
+        return Resource(
+            number, group, "attn" if group == 0 else "mamba", "uint8", 0, offset, 2100, page, (Axis(rows, size),),
+            (Axis(size, 1),), int(group == 0), (Field(name, 0, size),),
+        )  # fmt: skip
+
+    kv = part(0, 0, "K", 0, 1024, 4, 256), part(1, 0, "V", 1024, 1076, 4, 256)
+    states = part(2, 1, "conv", 0, 100, 1, 100), part(3, 1, "ssm", 100, 2000, 1, 900)
+    groups = (Group(0, "full_attention", 4, ("attn",), "all"), Group(1, "mamba", 4, ("mamba",), "state"))
+    memory = np.zeros(3 * 2100, np.uint8)
+    ledger = Ledger(Layout("LBNHC", 3, (Storage(0, memory.size),), groups, (*kv, *states)), ByteCode(3), [memory])
+    ledger.paint()
+    ledger.allocate(0, [1], Fill.UNCOMPUTED)
+    for r in kv:
+        ledger.write(r, 1, 0, np.arange(4, dtype=np.int32))
+    frames = memory.reshape(3, 2100)
+    frames[block, first:2048] = frames[1, first:2048]
+    frames[block, 2090:] = 7
+    found, _ = ledger.judge()
+    named = [(m.resource, m.page_byte, m.wrong_bytes, m.decoded.resource if m.decoded else None) for m in found]
+    k = [(0, first, 1024 - first, 0)] if first < 1024 else []
+    assert named == [*k, (1, 0, 1024, 1), (None, 2090, 10, None)]
+    assert {(m.group, m.layer, m.block, m.expected) for m in found} == {(0, "attn", block, fill)}
+    ledger.taint(found[0])
+    assert ledger.judge()[0] == []
+
+
 def test_a_write_into_padding_is_named_and_painted_over():
     world = World(two_layers(padding=24))
     world.page(0, 3)[PAGE + 3 : PAGE + 10] = 0
@@ -149,9 +179,7 @@ def test_padding_of_zeroed_pages_may_be_zero_and_nothing_else():
 
 def test_the_padding_behind_the_second_state_of_a_layer_counts_from_the_layers_page():
     def state(number: int, group: int, layer: str, offset: int, used: int, page: int) -> Resource:
-        return Resource(
-            number, group, layer, "uint8", 0, offset, 64, page, (Axis(1, 0),), (Axis(used, 1),), 0, ()
-        )
+        return Resource(number, group, layer, "uint8", 0, offset, 64, page, (Axis(1, 0),), (Axis(used, 1),), 0, ())
 
     resources = (state(0, 0, "attn", 0, 64, 64), state(1, 1, "mamba", 0, 16, 16), state(2, 1, "mamba", 16, 32, 48))
     groups = (Group(0, "a", 1, ("attn",), "all"), Group(1, "m", 1, ("mamba",), "state"))

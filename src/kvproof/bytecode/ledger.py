@@ -262,20 +262,30 @@ class Ledger:
         return mismatches, judged
 
     def _judge_unowned(self, family: FrameFamily, frame: ByteArray, block: int, fill: Fill) -> list[Mismatch]:
+        """A frame of nobody, in terms of the group whose resource comes first in it: page by page, then the rest.
+
+        K and V may be pages of their own in one frame; bytes of the second are not padding of the first.
+        """
         if _all_bytes(frame, fill.byte):
             return []
-        wrong = np.flatnonzero(frame != fill.byte)
-        r = family.resources[0]
-        place = r.locate(int(wrong[0]) + family.offset - r.offset)
-        if place is None:
-            return [self._loose(r, family, frame, block, fill, wrong)]
-        states, page_bytes = _states(frame[wrong]), wrong + family.offset - r.offset
-        return [
-            Mismatch(
-                r.group, r.layer, r.id, block, int(page_bytes[0]), *place, fill, int(frame[wrong[0]]),
-                self._decode(r, block, *place, None), _counts(states), _byte_runs(page_bytes, states),
-            )
-        ]  # fmt: skip
+        rest = np.flatnonzero(frame != fill.byte)
+        mismatches = []
+        for r in family.of_group(family.resources[0].group):
+            offsets = r.page_offsets()
+            mine = np.isin(rest + family.offset - r.offset, offsets)
+            wrong, rest = rest[mine], rest[~mine]
+            if wrong.size:
+                states, page_bytes = _states(frame[wrong]), wrong + family.offset - r.offset
+                row, row_byte = divmod(int(np.flatnonzero(offsets == page_bytes[0])[0]), r.row_bytes)
+                mismatches.append(
+                    Mismatch(
+                        r.group, r.layer, r.id, block, int(page_bytes[0]), row, row_byte, fill, int(frame[wrong[0]]),
+                        self._decode(r, block, row, row_byte, None), _counts(states), _byte_runs(page_bytes, states),
+                    )
+                )  # fmt: skip
+        if rest.size:
+            mismatches.append(self._loose(family.resources[0], family, frame, block, fill, rest))
+        return mismatches
 
     def _judge_padding(
         self, family: FrameFamily, frame: ByteArray, block: int, group: int, padding: _ByteRanges

@@ -37,7 +37,7 @@ def full_blocks(prompt: list[int], earlier: list[list[int]], unit: int) -> int:
 
 
 def stored_blocks(recomputed: int) -> HitRule:
-    """UCM: every full block of the longest known prefix, of the whole prompt all but ``recomputed`` tokens.
+    """UCM, AscendStore: every full block of the longest known prefix, of a whole prompt all but ``recomputed`` tokens.
 
     Unlike vLLM's own hits, such a hit may end inside a block.
     """
@@ -78,6 +78,11 @@ def _multi(store: str) -> dict[str, Any]:
             for name, extra in children
         ]
     }
+
+
+def _ascend_store(store: str) -> dict[str, Any]:
+    del store
+    return {"backend": "memcache"}
 
 
 def _ucm(layerwise: bool) -> Callable[[str], dict[str, Any]]:
@@ -136,6 +141,9 @@ PROFILES = {
     "OffloadingConnector": Profile(_offloading, full_blocks),
     "SimpleCPUOffloadConnector": Profile(_offloading, full_blocks),
     "MultiConnector": Profile(_multi, full_blocks),
+    "AscendStoreConnector": Profile(
+        _ascend_store, stored_blocks(1), declared="of a whole prompt the last token is computed again",
+    ),
     "UCM": Profile(
         _ucm(layerwise=False), stored_blocks(1), declared="of a whole prompt the last token is computed again",
         module_path=UCM_MODULE, class_name=UCM_CLASS, has_stored=_ucm_has,

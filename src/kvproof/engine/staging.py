@@ -254,7 +254,9 @@ def _graphs(case: Case) -> dict[str, Any]:
 def _require(connector: ConnectorSpec) -> None:
     """UnknownConnectorError unless vLLM can import the class named."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.plugins import load_general_plugins
 
+    load_general_plugins()  # as EngineArgs does: a platform's package registers its own connectors there
     try:
         if connector.module_path is None:
             KVConnectorFactory.get_connector_class_by_name(connector.name)

@@ -147,10 +147,15 @@ def _padded_away(move: Move, ground: Ground) -> int:
 
 def _state_page(move: Move, ground: Ground) -> int:
     """Bytes a state group uses of a frame; 0 where the move is a state's own."""
-    states = {g.id for g in ground.pages.layout.groups if g.rule == "state"}
+    states = _state_groups(ground)
     if move.owner is None or move.owner.group in states:
         return 0
-    return sum(r.used_bytes for r in ground.pages.group_resources(move.family, min(states)))
+    return sum(r.used_bytes for r in ground.pages.group_resources(move.family, states[0]))
+
+
+def _state_groups(ground: Ground) -> list[int]:
+    """In vLLM's order, in which they come before the attention group or, on Ascend, after it."""
+    return [g.id for g in ground.pages.layout.groups if g.rule == "state"]
 
 
 class PageSizeOfAnotherGroup(Fault):
@@ -173,7 +178,7 @@ class TableOfAnotherGroup(Fault):
         moves = []
         for m in transfer.moves:
             if _state_page(m, ground) and m.owner is not None:
-                table = ground.table(m.owner.request, 0)
+                table = ground.table(m.owner.request, _state_groups(ground)[0])
                 m = m.at(ground.pages.address(m.family, table[m.owner.index]))
             moves.append(m)
         return moves
@@ -205,7 +210,7 @@ class StateOfEarlierBoundary(Fault):
     stands_for = ("A59", "A58")
     oracle = "provenance"
     model = HYBRID
-    story = "grown"
+    story = "shortened"
 
     def route(self, transfer: Transfer, ground: Ground) -> Iterable[Move]:
         return [_earlier(m, ground) for m in transfer.moves]
@@ -214,7 +219,7 @@ class StateOfEarlierBoundary(Fault):
 def _earlier(move: Move, ground: Ground) -> Move:
     if move.owner is None or _state_page(move, ground) or not move.owner.index:
         return move
-    source = ground.stored("cold", dataclasses.replace(move, owner=dataclasses.replace(move.owner, index=0)))
+    source = ground.stored("head", dataclasses.replace(move, owner=dataclasses.replace(move.owner, index=0)))
     return move if source is None else dataclasses.replace(move, store=source)
 
 

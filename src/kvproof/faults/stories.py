@@ -40,11 +40,13 @@ def longer(harness: Harness, prompts: Prompts, unit: int) -> None:
     _alone(harness, "longer", prompt + prompts.fresh(2 * unit))
 
 
-def grown(harness: Harness, prompts: Prompts, unit: int) -> None:
-    """The head of a prompt is stored first, then all of it: a state was saved at two boundaries."""
+def shortened(harness: Harness, prompts: Prompts, unit: int) -> None:
+    """All of a prompt is stored first, then its head alone: a state was saved at two boundaries."""
     prompt = prompts.fresh(BLOCKS * unit + 5)
-    _alone(harness, "cold", prompt[: unit + 5])
-    _alone(harness, "grown", prompt)
+    # Not the head first: a request that goes on from a hit leaves no state at its last boundary on vllm-ascend, which
+    # does not split the steps of a KV consumer there.
+    _alone(harness, "cold", prompt)
+    _alone(harness, "head", prompt[: unit + 5])
     _alone(harness, "again", prompt)
 
 
@@ -107,7 +109,7 @@ def reuse(harness: Harness, prompts: Prompts, unit: int) -> None:
 STORIES: dict[str, Story] = {
     "repeat": repeat,
     "longer": longer,
-    "grown": grown,
+    "shortened": shortened,
     "local": local,
     "chunked": chunked,
     "together": together,

@@ -4,6 +4,7 @@ import pytest
 
 SHORT = ("--tokens", "512", "--seed", "3")
 SIMPLE, OFFLOADING, MULTI = "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector"
+POOL = "AscendStoreConnector"
 # DeepSeek-V4.1's rings have blocks of 32 tokens; without this vLLM 0.30 hashes blocks of 128 and connectors refuse.
 RINGS = ("--engine-args", '{"prefix_match_unit": 32}')
 
@@ -19,6 +20,10 @@ RINGS = ("--engine-args", '{"prefix_match_unit": 32}')
         ("tiny-gemma3", "ascend910b", "v2", OFFLOADING, ()),
         ("tiny-qwen3-next", "ascend910b", "v1", SIMPLE, ()),
         ("deepseek-v4.1", "ascend910b", "v2", SIMPLE, RINGS),
+        ("tiny-qwen3", "ascend910b", "v1", POOL, ()),
+        ("tiny-gemma3", "ascend910b", "v2", POOL, ()),
+        ("tiny-qwen3-next", "ascend910b", "v1", POOL, ()),
+        ("deepseek-v4.1", "ascend910b", "v2", POOL, RINGS),
     ],
 )
 def test_every_byte_comes_back(check, model, soc, runner, connector, options):
@@ -28,18 +33,22 @@ def test_every_byte_comes_back(check, model, soc, runner, connector, options):
     assert all(g["restored_bytes"] > 0 for g in report["groups"] if g["rule"] != "recomputed")
     counters = report["counters"]
     assert counters["claimed_load_bytes"] >= counters["restored_bytes"] > 0
+    # More crosses only with padding and the row of a last token, which is computed again after a hit of a whole prompt.
+    assert connector != POOL or counters["claimed_load_bytes"] < 1.05 * counters["restored_bytes"]
     assert any("swap_blocks_batch" in s["symbol"] for s in report["substitutions"])
 
 
 @pytest.mark.parametrize(
-    ("model", "connector", "words"),
+    ("model", "connector", "options", "words"),
     [
         # It asks a layer's cache for its device; here a cache is a pair of tensors.
-        ("tiny-qwen3", "ExampleConnector", "'tuple' object has no attribute 'device'"),
-        ("deepseek-v4.1", OFFLOADING, "tokens_per_block=32 not divisible by tokens_per_hash=128"),
+        ("tiny-qwen3", "ExampleConnector", (), "'tuple' object has no attribute 'device'"),
+        ("deepseek-v4.1", OFFLOADING, (), "tokens_per_block=32 not divisible by tokens_per_hash=128"),
+        # Of the pool's stores one is stood in for (docs/ascend-connectors.md).
+        ("tiny-qwen3", POOL, ("--connector-config", '{"backend": "mooncake"}'), "No module named 'mooncake'"),
     ],
 )
-def test_what_cannot_be_staged_says_so_in_its_own_words(check, model, connector, words):
-    code, report = check(model, "ascend910b", "--connector", connector, "--runner", "v2", *SHORT)
+def test_what_cannot_be_staged_says_so_in_its_own_words(check, model, connector, options, words):
+    code, report = check(model, "ascend910b", "--connector", connector, "--runner", "v2", *options, *SHORT)
     assert (code, report["verdict"]) == (3, "UNSUPPORTED")
     assert words in report["reason"]

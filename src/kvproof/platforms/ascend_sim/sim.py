@@ -62,6 +62,9 @@ class AscendSim(Platform):
             "KVPROOF_VECTOR_CORES": str(declared.vector_cores),
             "KVPROOF_L2_BYTES": str(declared.l2_bytes),
             **triton_npu.ENVIRONMENT,
+            # The pool connector's lookups go through a socket of a fixed name; another engine's must not answer.
+            **({"VLLM_RPC_BASE_PATH": case.store} if case.store else {}),
+            "MMC_LOCAL_CONFIG_PATH": str(Path(__file__).with_name("memcache.conf")),
             # Operators run where they are called, so that an error names its caller.
             "TASK_QUEUE_ENABLE": "0",
             # A stand-in that nobody wrote ends the process; this says who called it.

@@ -100,4 +100,17 @@ SUBSTITUTIONS = (
         "its copy thread; the copy runs when it is launched, so that two runs are identical",
         "production copy_blocks computes the lists; only the thread that runs it differs",
     ),
+    Substitution(
+        "memcache_hybrid.DistributedObjectStore",
+        "M",
+        "MemCache's binaries refuse to start without an Ascend driver; its pool is host memory of this process, and "
+        "the lists of a put or a get are moved by memmove",
+        "keys, addresses and sizes are computed by vllm-ascend's pool connector and executed as they are",
+    ),
+    Substitution(
+        "vllm_ascend ... ascend_store.kv_transfer.KVCacheStoreSendingThread, KVCacheStoreRecvingThread",
+        "E",
+        "their threads run, and whoever hands them a transfer waits for it, so that two runs are identical",
+        "production threads compute and ask for every copy; only the caller's return is later",
+    ),
 )
