@@ -256,12 +256,17 @@ def _require(connector: ConnectorSpec) -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.plugins import load_general_plugins
 
-    load_general_plugins()  # as EngineArgs does: a platform's package registers its own connectors there
     try:
-        if connector.module_path is None:
-            KVConnectorFactory.get_connector_class_by_name(connector.name)
-        else:
+        if connector.module_path is not None:
             getattr(importlib.import_module(connector.module_path), connector.name)
+            return
+        if connector.name not in KVConnectorFactory._registry:
+            # A platform's package registers its own here, as EngineArgs would have it do. Their classes are left alone:
+            # vllm-ascend patches what they import only later.
+            load_general_plugins()
+            if connector.name in KVConnectorFactory._registry:
+                return
+        KVConnectorFactory.get_connector_class_by_name(connector.name)
     except (ValueError, ImportError, AttributeError) as error:
         known = ", ".join(sorted(KVConnectorFactory._registry))
         raise UnknownConnectorError(
