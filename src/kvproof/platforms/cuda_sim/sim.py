@@ -52,7 +52,7 @@ class CudaSim(Platform):
             "LD_LIBRARY_PATH": str(build.directory(built)),
             "VLLM_HAS_FLASHINFER_CUBIN": "1",
             "TRITON_INTERPRET": "1",
-            # A kernel library builds its compiler in two processes behind every start; nothing here is compiled with it.
+            # A kernel library builds its compiler in two processes behind every start; nothing here is built with it.
             "HUMMING_DISABLE_PARALLEL_BUILD": "1",
             # Host copies and small index arithmetic: threads that spin while they wait only take time from others.
             "OMP_NUM_THREADS": "1",
