@@ -38,7 +38,7 @@ demo: env ## the main job: real model configurations against real connectors, un
 	@scripts/demo.sh
 
 test: env lint ## the whole test suite: style, types, layers, pytest (PYTEST_ARGS="-k layout")
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-cuda: env-cuda ## what needs vLLM's CUDA wheel, no GPU: layouts, round trips, planted faults, UCM
 	.venv-cuda/bin/python -m pytest -n 2 tests/platforms/cuda tests/platforms/test_environment.py tests/hostrt $(PYTEST_ARGS)

@@ -33,5 +33,5 @@ def test_the_tokens_come_back(capsys):
     code = main(["check", "deepseek-v41-tiny", "--mode", "engine", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert (code, report["verdict"], report["findings"]) == (0, "PASS", [])
-    judged = {oracle["oracle"]: oracle["items"] for oracle in report["oracles"]}
+    judged = {oracle["oracle"]: oracle["judged_items"] for oracle in report["oracles"]}
     assert all(items > 0 for items in judged.values()), judged
