@@ -1,18 +1,16 @@
 """The CUDA runtime on host memory, called as compiled code calls it; and what Python sees of its copies."""
 
 import ctypes
-import sysconfig
-from pathlib import Path
 
 import numpy as np
 import pytest
 from runtime_user import in_child
 
 from kvproof.hostrt import build, elf, libraries
-from kvproof.platforms.cuda_sim import ucm
+from kvproof.platforms import ucm
 from kvproof.platforms.native_copies import NativeCopies
 
-UCM = ucm.shared_objects(Path(sysconfig.get_paths()["platlib"]))
+UCM = ucm.shared_objects()
 SUCCESS, INVALID_VALUE, INVALID_DEVICE = 0, 1, 101
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 PAGE = 4096

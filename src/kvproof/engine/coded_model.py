@@ -1,13 +1,13 @@
 """The model without weights: constructed by vLLM on the meta device, its forward pass replaced by an observer.
 
 Kernels are the substitution; everything around them is production: the runner prepares inputs and metadata, sets the
-forward context and calls ``model(...)``. The observer then visits the cache layers in model order and calls vLLM's own
-per-layer connector hooks around each, exactly where the attention operators call them.
+forward context and calls ``model(...)``. The observer then visits the cache layers in model order and calls the
+per-layer connector hooks around each, exactly where the production operators call them: vLLM's own, or a platform's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from kvproof.platforms.platform import Platform
+from kvproof.platforms.platform import Platform, TransferHooks
 
 NEXT_TOKEN = 7
 """The token every request generates. Which one does not matter, that it is known does."""
@@ -96,7 +96,7 @@ class CodedModelLoader(BaseModelLoader):
 
 
 def _layer_steps(vllm_config: VllmConfig) -> list[Callable[[], None]]:
-    """One callable per cache layer, in model order, with the hooks its production operator has."""
+    """One callable per cache operator, in model order, with the connector hooks its production operator has."""
     from vllm.model_executor.layers.attention import Attention, MLAAttention
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
@@ -123,11 +123,34 @@ def _layer_steps(vllm_config: VllmConfig) -> list[Callable[[], None]]:
 
         return step
 
+    def between(hooks: TransferHooks, caches: list[Callable[[], None]]) -> Callable[[], None]:
+        def step() -> None:
+            hooks.before()
+            for cache in caches:
+                cache()
+            hooks.after()
+
+        return step
+
+    context = vllm_config.compilation_config.static_forward_context
+    layers = {name: module for name, module in context.items() if isinstance(module, AttentionLayerBase)}
+    asked = {name: _platform.transfer_hooks(name, module) for name, module in layers.items()}
+    own_hooks = {name: hooks for name, hooks in asked.items() if hooks is not None}
+    operators = {name: _operator(name, own_hooks) for name in layers}
     steps: list[Callable[[], None]] = []
-    for name, module in vllm_config.compilation_config.static_forward_context.items():
-        if isinstance(module, Attention | MLAAttention):
+    for name, module in layers.items():
+        if name in own_hooks:
+            others = [other for other, operator in operators.items() if operator == name and other != name]
+            steps.append(between(own_hooks[name], [plain(cache) for cache in (*others, name)]))
+        elif operators[name] == name and isinstance(module, Attention | MLAAttention):
             backend = module.get_attn_backend()
             steps.append(attention(name, bool(backend.forward_includes_kv_cache_update)))
-        elif isinstance(module, AttentionLayerBase):
+        elif operators[name] == name:
             steps.append(plain(name))
     return steps
+
+
+def _operator(cache: str, own_hooks: Iterable[str]) -> str:
+    """The operator that uses a cache: one with hooks of its own calls them around all caches beside it, an indexer's
+    keys among them; any other is the cache's own layer."""
+    return next((name for name in own_hooks if cache.startswith(f"{name.rpartition('.')[0]}.")), cache)

@@ -191,16 +191,19 @@ class Harness:
         )  # fmt: skip
 
     def _loadable(self) -> set[int]:
-        """Blocks a load may write: those of requests with an external hit that have not begun to compute."""
+        """Blocks a load may write: those of requests with an external hit that have not begun to compute.
+
+        Of a state also the block it will go on in: a connector may put the state there as well as where it was.
+        """
         blocks: set[int] = set()
         rewrites_local = self._profile is not None and self._profile.rewrites_local
         for request in self.tracked.values():
             if request.external and not request.loaded:
                 for group, table in enumerate(request.tables):
                     size = self.groups[group].block_size
-                    keeps_local = self.groups[group].rule != "state" and not rewrites_local
-                    first = request.local // size if keeps_local else 0
-                    last = -(-(request.local + request.external) // size)
+                    state = self.groups[group].rule == "state"
+                    first = 0 if state or rewrites_local else request.local // size
+                    last = len(table) if state else -(-(request.local + request.external) // size)
                     blocks |= set(table[first:last])
         return blocks - {0}
 

@@ -8,9 +8,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+enum Kind { ALLOCATED, MAPPED, DECLARED };
 typedef struct {
     uint64_t base, bytes;
-    int declared;
+    enum Kind kind;
 } Range;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -30,25 +31,30 @@ static void *grown(void *array, size_t *room, size_t item)
     return array;
 }
 
-static void remember(const void *base, size_t bytes, int declared)
+static void remember(const void *base, size_t bytes, enum Kind kind)
 {
     pthread_mutex_lock(&lock);
     if (range_count == range_room)
         ranges = grown(ranges, &range_room, sizeof *ranges);
-    ranges[range_count++] = (Range){(uint64_t)(uintptr_t)base, bytes, declared};
+    ranges[range_count++] = (Range){(uint64_t)(uintptr_t)base, bytes, kind};
     pthread_mutex_unlock(&lock);
 }
 
 void kvproof_allocated(const void *base, size_t bytes)
 {
-    remember(base, bytes, 0);
+    remember(base, bytes, ALLOCATED);
+}
+
+void kvproof_mapped(const void *base, size_t bytes)
+{
+    remember(base, bytes, MAPPED);
 }
 
 void kvproof_freed(const void *base)
 {
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < range_count; i++)
-        if (ranges[i].base == (uint64_t)(uintptr_t)base && !ranges[i].declared) {
+        if (ranges[i].base == (uint64_t)(uintptr_t)base && ranges[i].kind != DECLARED) {
             ranges[i] = ranges[--range_count];
             break;
         }
@@ -57,7 +63,7 @@ void kvproof_freed(const void *base)
 
 KVPROOF_EXPORT void kvproof_declare(const void *base, size_t bytes)
 {
-    remember(base, bytes, 1);
+    remember(base, bytes, DECLARED);
 }
 
 /* Moves the oldest records, at most `room`, to `into`; how many. */
@@ -74,30 +80,44 @@ KVPROOF_EXPORT size_t kvproof_collect(KvproofCopy *into, size_t room)
     return count;
 }
 
+static uint64_t end_of(const Range *range)
+{
+    return range->base + range->bytes;
+}
+
+/* The range around `address` that reaches furthest, NULL where there is none. Any kind, or one that was mapped. */
+static const Range *around(uint64_t address, int any, int *declared)
+{
+    const Range *best = NULL;
+    for (size_t i = 0; i < range_count; i++) {
+        const Range *range = &ranges[i];
+        if (address < range->base || address >= end_of(range) || !(any || range->kind == MAPPED))
+            continue;
+        *declared |= range->kind == DECLARED;
+        if (!best || end_of(range) > end_of(best) || (end_of(range) == end_of(best) && range->kind == MAPPED))
+            best = range;
+    }
+    return best;
+}
+
 /* Whether one end of a copy may be used; `device`: it has to be device memory. A declared range may be part of one that
- * was allocated here. Call with the lock held. */
+ * was allocated here; ranges that were mapped side by side are one. Call with the lock held. */
 static int usable(const char *library, const char *symbol, const char *end, uint64_t address, uint64_t bytes,
                   int device, int *declared)
 {
-    const Range *left = NULL;
-    int whole = 0;
-    for (size_t i = 0; i < range_count; i++) {
-        const Range *range = &ranges[i];
-        if (address < range->base || address - range->base >= range->bytes)
-            continue;
-        *declared |= range->declared;
-        if (bytes <= range->base + range->bytes - address)
-            whole = 1;
-        else
-            left = range;
+    const Range *left = around(address, 1, declared);
+    while (left && end_of(left) < address + bytes && left->kind == MAPPED) {
+        const Range *next = around(end_of(left), 0, declared);
+        if (!next)
+            break;
+        left = next;
     }
-    if (whole)
+    if (left && end_of(left) >= address + bytes)
         return 1;
     if (left)
         fprintf(stderr,
                 "kvproof-hostrt: %s: %s: %s %#lx + %lu bytes leaves device memory %#lx + %lu bytes by %lu bytes\n",
-                library, symbol, end, address, bytes, left->base, left->bytes,
-                address + bytes - left->base - left->bytes);
+                library, symbol, end, address, bytes, left->base, left->bytes, address + bytes - end_of(left));
     else if (device)
         fprintf(stderr, "kvproof-hostrt: %s: %s: %s %#lx + %lu bytes is in none of %zu ranges of device memory\n",
                 library, symbol, end, address, bytes, range_count);

@@ -11,8 +11,10 @@ typedef struct {
     uint64_t source, target, bytes, kind;
 } KvproofCopy;
 
-/* Memory of the device that the runtime library itself handed out. */
+/* Memory of the device that the runtime library itself handed out. A copy may go on from one mapped range into the
+ * next, from one allocation into another it may not. */
 void kvproof_allocated(const void *base, size_t bytes);
+void kvproof_mapped(const void *base, size_t bytes);
 void kvproof_freed(const void *base);
 
 /* 1 when the bytes moved. 0, and a line on standard error that names every number, when an end of the copy that has to

@@ -1,14 +1,9 @@
-/* libcudart.so.12 on a machine without a GPU: one device whose memory is host memory.
+/* libcudart.so.12 on a machine without a GPU: one device whose memory is host memory, its streams those of streams.h.
  *
- * A stream is a thread that does its work in order, so what is asynchronous on a card is asynchronous here, and a copy
- * that nobody waits for is late here too. KVPROOF_STREAM_DELAY_US makes every piece of work wait that many microseconds
- * before it begins. The default stream works at once. An event is one that PyTorch recorded: its stand-in completes
- * work when it is submitted, so every event is complete. No kernel runs: launching one ends the process with its name.
+ * An event is one that PyTorch recorded: its stand-in completes work when it is submitted, so every event is complete.
+ * No kernel runs: launching one ends the process with its name.
  */
-#include "copies.h"
-
-#include <pthread.h>
-#include <unistd.h>
+#include "streams.h"
 
 #define LIBRARY "libcudart.so.12"
 
@@ -17,8 +12,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, MEMORY_ALLOCATION = 2, INVALID_DEVICE = 1
 typedef struct {
     unsigned int x, y, z;
 } Dim3;
-typedef struct Stream Stream;
-typedef void (*Callback)(Stream *stream, cudaError_t status, void *data);
+typedef void (*Callback)(KvproofStream *stream, cudaError_t status, void *data);
 
 static __thread cudaError_t last_error;
 
@@ -148,9 +142,14 @@ KVPROOF_EXPORT cudaError_t cudaHostGetDevicePointer(void **device, void *host, u
     return SUCCESS;
 }
 
+static int is_kind(int kind)
+{
+    return kind >= KVPROOF_HOST_TO_HOST && kind <= KVPROOF_ANY;
+}
+
 static cudaError_t copy(const char *symbol, void *target, const void *source, size_t bytes, int kind)
 {
-    if (kind < KVPROOF_HOST_TO_HOST || kind > KVPROOF_ANY)
+    if (!is_kind(kind))
         return refuse(symbol, "kind of copy 0..4, not", kind, INVALID_VALUE);
     return answer(kvproof_copy(LIBRARY, symbol, target, source, bytes, kind) ? SUCCESS : INVALID_VALUE);
 }
@@ -167,145 +166,78 @@ KVPROOF_EXPORT cudaError_t cudaMemset(void *target, int value, size_t bytes)
 
 /* ---- streams -------------------------------------------------------------------------------------------------- */
 
-/* A copy, or a callback where there is one. */
-typedef struct Work {
-    struct Work *next;
-    Callback callback;
-    void *target; /* the callback's data where there is one */
-    const void *source;
-    size_t bytes;
-    int kind;
-} Work;
-
-struct Stream {
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    Work *first, *last; /* the first is the one being done */
-    int closing;
-    cudaError_t error; /* the first failure since the last synchronisation */
-};
-
-static void *serve(void *argument)
-{
-    Stream *stream = argument;
-    const char *delay = getenv("KVPROOF_STREAM_DELAY_US");
-    pthread_mutex_lock(&stream->lock);
-    for (;;) {
-        while (!stream->first && !stream->closing)
-            pthread_cond_wait(&stream->changed, &stream->lock);
-        Work *work = stream->first;
-        if (!work)
-            break;
-        cudaError_t error = stream->error;
-        pthread_mutex_unlock(&stream->lock);
-        if (delay)
-            usleep((useconds_t)strtoul(delay, NULL, 10));
-        if (work->callback)
-            work->callback(stream, error, work->target);
-        else
-            error = copy("cudaMemcpyAsync", work->target, work->source, work->bytes, work->kind);
-        pthread_mutex_lock(&stream->lock);
-        if (error && !stream->error)
-            stream->error = error;
-        stream->first = work->next;
-        free(work);
-        pthread_cond_broadcast(&stream->changed);
-    }
-    pthread_mutex_unlock(&stream->lock);
-    return NULL;
-}
-
-/* The default stream under its three names. */
-static int is_default(const Stream *stream)
+/* The default stream under its three names works at once. */
+static int is_default(const KvproofStream *stream)
 {
     return (uintptr_t)stream <= 2;
 }
 
-static cudaError_t submit(Stream *stream, Work work)
+KVPROOF_EXPORT cudaError_t cudaStreamCreate(KvproofStream **stream)
 {
-    Work *queued = malloc(sizeof *queued);
-    if (!queued)
-        return answer(MEMORY_ALLOCATION);
-    *queued = work;
-    pthread_mutex_lock(&stream->lock);
-    if (stream->first)
-        stream->last->next = queued;
-    else
-        stream->first = queued;
-    stream->last = queued;
-    pthread_cond_broadcast(&stream->changed);
-    pthread_mutex_unlock(&stream->lock);
-    return SUCCESS;
+    *stream = kvproof_stream();
+    return answer(*stream ? SUCCESS : MEMORY_ALLOCATION);
 }
 
-KVPROOF_EXPORT cudaError_t cudaStreamCreate(Stream **stream)
-{
-    Stream *made = calloc(1, sizeof *made);
-    if (!made)
-        return answer(MEMORY_ALLOCATION);
-    pthread_mutex_init(&made->lock, NULL);
-    pthread_cond_init(&made->changed, NULL);
-    if (pthread_create(&made->thread, NULL, serve, made)) {
-        free(made);
-        return answer(MEMORY_ALLOCATION);
-    }
-    *stream = made;
-    return SUCCESS;
-}
-
-KVPROOF_EXPORT cudaError_t cudaStreamCreateWithFlags(Stream **stream, unsigned int flags)
+KVPROOF_EXPORT cudaError_t cudaStreamCreateWithFlags(KvproofStream **stream, unsigned int flags)
 {
     (void)flags; /* Whether it waits for the default stream, which is never busy. */
     return cudaStreamCreate(stream);
 }
 
-KVPROOF_EXPORT cudaError_t cudaStreamSynchronize(Stream *stream)
+KVPROOF_EXPORT cudaError_t cudaStreamSynchronize(KvproofStream *stream)
 {
-    if (is_default(stream))
-        return SUCCESS;
-    pthread_mutex_lock(&stream->lock);
-    while (stream->first)
-        pthread_cond_wait(&stream->changed, &stream->lock);
-    cudaError_t error = stream->error;
-    stream->error = SUCCESS;
-    pthread_mutex_unlock(&stream->lock);
-    return answer(error);
+    return is_default(stream) ? SUCCESS : answer(kvproof_wait(stream));
 }
 
 /* Work already submitted is done first. */
-KVPROOF_EXPORT cudaError_t cudaStreamDestroy(Stream *stream)
+KVPROOF_EXPORT cudaError_t cudaStreamDestroy(KvproofStream *stream)
 {
     if (is_default(stream))
         return refuse("cudaStreamDestroy", "not a stream that was created:", (long long)(intptr_t)stream,
                       INVALID_HANDLE);
-    pthread_mutex_lock(&stream->lock);
-    stream->closing = 1;
-    pthread_cond_broadcast(&stream->changed);
-    pthread_mutex_unlock(&stream->lock);
-    pthread_join(stream->thread, NULL);
-    pthread_cond_destroy(&stream->changed);
-    pthread_mutex_destroy(&stream->lock);
-    free(stream);
+    kvproof_stream_free(stream);
     return SUCCESS;
 }
 
-KVPROOF_EXPORT cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, int kind, Stream *stream)
+KVPROOF_EXPORT cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, int kind,
+                                           KvproofStream *stream)
 {
-    if (is_default(stream))
+    if (is_default(stream) || !is_kind(kind))
         return copy("cudaMemcpyAsync", target, source, bytes, kind);
-    return submit(stream, (Work){.target = target, .source = source, .bytes = bytes, .kind = kind});
+    return answer(kvproof_submit_copy(stream, LIBRARY, "cudaMemcpyAsync", target, source, bytes, kind, INVALID_VALUE)
+                      ? SUCCESS
+                      : MEMORY_ALLOCATION);
 }
 
-KVPROOF_EXPORT cudaError_t cudaStreamAddCallback(Stream *stream, Callback callback, void *data, unsigned int flags)
+typedef struct {
+    KvproofStream *stream;
+    Callback callback;
+    void *data;
+} Call;
+
+static int call_back(void *data, int error)
+{
+    Call call = *(Call *)data;
+    free(data);
+    call.callback(call.stream, error, call.data);
+    return SUCCESS;
+}
+
+KVPROOF_EXPORT cudaError_t cudaStreamAddCallback(KvproofStream *stream, Callback callback, void *data,
+                                                 unsigned int flags)
 {
     if (flags || !callback)
         return refuse("cudaStreamAddCallback", "flags must be 0, not", flags, INVALID_VALUE);
-    if (is_default(stream)) {
-        callback(stream, SUCCESS, data);
+    Call *call = malloc(sizeof *call);
+    if (!call)
+        return answer(MEMORY_ALLOCATION);
+    *call = (Call){stream, callback, data};
+    if (is_default(stream))
+        return call_back(call, SUCCESS);
+    if (kvproof_submit(stream, call_back, call))
         return SUCCESS;
-    }
-    return submit(stream, (Work){.callback = callback, .target = data});
+    free(call);
+    return answer(MEMORY_ALLOCATION);
 }
 
 /* ---- events: complete by the time anybody has one ------------------------------------------------------------- */
@@ -315,7 +247,7 @@ static cudaError_t complete(const char *symbol, const void *event)
     return event ? SUCCESS : refuse(symbol, "event", 0, INVALID_HANDLE);
 }
 
-KVPROOF_EXPORT cudaError_t cudaStreamWaitEvent(Stream *stream, void *event, unsigned int flags)
+KVPROOF_EXPORT cudaError_t cudaStreamWaitEvent(KvproofStream *stream, void *event, unsigned int flags)
 {
     (void)stream, (void)flags;
     return complete("cudaStreamWaitEvent", event);
@@ -388,7 +320,7 @@ KVPROOF_EXPORT cudaError_t __cudaPopCallConfiguration(Dim3 *grid, Dim3 *block, s
 }
 
 KVPROOF_EXPORT cudaError_t cudaLaunchKernel(const void *function, Dim3 grid, Dim3 block, void **arguments,
-                                            size_t shared, Stream *stream)
+                                            size_t shared, KvproofStream *stream)
 {
     (void)grid, (void)block, (void)arguments, (void)shared, (void)stream;
     const Kernel *kernel = kernels;

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
-from kvproof.platforms import installed
-from kvproof.platforms.ascend_sim.engine import without_profile_and_warm_up
+from kvproof.platforms import ascend_hooks, engram_tables, graphs, installed, tokenizers
+from kvproof.platforms.ascend_sim import engine
 from kvproof.platforms.ascend_sim.sim import PLUGINS
 from kvproof.platforms.ascend_sim.soc import SOCS, require_build
 from kvproof.platforms.ascend_sim.weights import DEVICE, weightless, without_engram_tables
 from kvproof.platforms.device_memory import DeviceMemory, Memory
-from kvproof.platforms.platform import Platform
+from kvproof.platforms.platform import Platform, TransferHooks
 
 if TYPE_CHECKING:
     import torch
 
 SUBSTITUTIONS = (
+    graphs.UNCAPTURED,
+    engine.TEXT_ONLY,
     Substitution(
         "NPUWorker.determine_available_memory, NPUWorker.compile_or_warm_up_model",
         "K",
@@ -46,7 +48,7 @@ class Ascend(Platform):
 
     name = "ascend"
     summary = "vllm-ascend on the Ascend NPU of this machine; --soc, if given, is asserted against the build"
-    register = SUBSTITUTIONS
+    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION)
     inputs: ClassVar[dict[str, str]] = {"--soc": f"asserted where it is given: {', '.join(SOCS)}"}
     runner_places = True
 
@@ -69,12 +71,17 @@ class Ascend(Platform):
         return {"VLLM_PLUGINS": PLUGINS}
 
     def install(self, case: Case) -> tuple[Substitution, ...]:
-        del case
         from wrapt import when_imported
 
-        when_imported("vllm_ascend.worker.worker")(without_profile_and_warm_up)
+        graphs.run_uncaptured()
+        if tokenizers.missing(case.model_dir):
+            engine.text_only_stays_text_only()
+        when_imported("vllm_ascend.worker.worker")(engine.without_profile_and_warm_up)
         when_imported("vllm_ascend.models.deepseek_v41.engram.embedding")(without_engram_tables)
-        return SUBSTITUTIONS
+        return (*SUBSTITUTIONS, *tokenizers.stand_in(case, engram_tables.MODULE))
+
+    def transfer_hooks(self, layer: str, module: Any) -> TransferHooks | None:
+        return ascend_hooks.of(layer, module)
 
     def constructing(self) -> contextlib.AbstractContextManager[Any]:
         return weightless()

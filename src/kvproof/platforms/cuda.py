@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
-from kvproof.platforms import device_copies, installed
+from kvproof.platforms import device_copies, engram_tables, graphs, installed, tokenizers
 from kvproof.platforms.device_memory import DeviceMemory, Memory
 from kvproof.platforms.platform import Platform
 
@@ -35,7 +35,9 @@ class Cuda(Platform):
 
     name = "cuda"
     summary = "vLLM's CUDA wheel on the NVIDIA GPU of this machine; --cuda-capability, if given, is asserted"
-    register = (WARM_UP, device_copies.WATCHED)
+    register = (
+        WARM_UP, graphs.UNCAPTURED, tokenizers.ENGRAM_SUBSTITUTION, engram_tables.ON_META, device_copies.WATCHED,
+    )  # fmt: skip
     inputs: ClassVar[dict[str, str]] = {"--cuda-capability": "the device's own; asserted where it is given"}
 
     def here(self) -> None:
@@ -48,7 +50,14 @@ class Cuda(Platform):
             raise ValueError(f"--cuda-capability {case.cuda_capability}: device 0 has {capability()}")
 
     def install(self, case: Case) -> tuple[Substitution, ...]:
-        return (WARM_UP,) if case.connector is None else (WARM_UP, device_copies.watch())
+        graphs.run_uncaptured()
+        return (
+            WARM_UP,
+            graphs.UNCAPTURED,
+            *tokenizers.stand_in(case, engram_tables.MODULE),
+            *engram_tables.leave_on_meta(),
+            *(() if case.connector is None else (device_copies.watch(),)),
+        )
 
     def engine_arguments(self, case: Case) -> dict[str, Any]:
         del case

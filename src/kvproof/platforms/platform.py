@@ -9,7 +9,8 @@ first two in the process of the command line, the others in the child that stage
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvproof.findings.case import Case
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 class PlatformResolvedError(RuntimeError):
     """Something imported torch or vLLM, and with it resolved the platform, before it could be declared."""
+
+
+@dataclass(frozen=True)
+class TransferHooks:
+    """What a cache operator calls of the KV connector before its first and after its last use of the cache."""
+
+    before: Callable[[], None]
+    after: Callable[[], None]
 
 
 class Platform:
@@ -78,6 +87,12 @@ class Platform:
         import torch
 
         return torch.device("meta")
+
+    def transfer_hooks(self, layer: str, module: Any) -> TransferHooks | None:
+        """The hooks of a cache layer whose production operator calls them itself. None where vLLM's decorator does
+        (Attention, MLAAttention) or nobody."""
+        del layer, module
+        return None
 
     def native_copies(self) -> NativeCopies | None:
         """Copies made by compiled code through a stand-in runtime library; None where there is no such library."""

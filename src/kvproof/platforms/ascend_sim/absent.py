@@ -1,7 +1,11 @@
-"""Python packages of CANN that are imported by name only: each name in them is a function that raises when called."""
+"""Python packages of CANN that are imported by name: each name in them is a function that raises when called.
+
+But for the events of ``acl.rt``, which belong to the stand-in of ``libascendcl``.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import sys
 from collections.abc import Sequence
@@ -53,7 +57,13 @@ class _Finder:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        del module
+        if module.__name__ == "acl":
+            importlib.import_module("acl.rt")
+        elif module.__name__ == "acl.rt":
+            from kvproof.platforms.ascend_sim import acl_events
+
+            for event in (acl_events.create_event, acl_events.record_event, acl_events.destroy_event):
+                setattr(module, event.__name__, event)
 
 
 def announce() -> None:

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from kvproof.hostrt import build, libraries
+from kvproof.platforms import ucm
 
 
 def users() -> list[Path]:
@@ -19,5 +20,7 @@ def users() -> list[Path]:
 
 def directory() -> Path:
     """Folder with all stand-ins, for LD_LIBRARY_PATH; built on first use."""
-    binaries = users()
-    return build.directory([build.build(library, binaries) for library in libraries.CANN])
+    connector = ucm.shared_objects()
+    needed = (*libraries.CANN, libraries.RUNTIME) if connector else libraries.CANN
+    binaries = [*users(), *connector]
+    return build.directory([build.build(library, binaries) for library in needed])

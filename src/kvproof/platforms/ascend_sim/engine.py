@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvproof.findings.model import Substitution
+
+TEXT_ONLY = Substitution(
+    "MultiModalRegistry.supports_multimodal_inputs (text part only, models without a tokenizer)",
+    "P",
+    "with a KV connector vLLM builds the vision processor of a model that was asked for its text part alone, and the "
+    "processor wants a tokenizer",
+    "the encoder's budget; no cache spec derives from it",
+)
+
 
 def without_profile_and_warm_up(worker_module: Any) -> None:
     """No dummy step is profiled, so production plans with the bytes it was told; no kernel is warmed up, no graph

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
-from kvproof.platforms import installed, tokenizers
+from kvproof.hostrt import libraries
+from kvproof.platforms import ascend_hooks, engram_tables, graphs, installed, tokenizers, ucm
 from kvproof.platforms.ascend_sim import engine, triton_npu
 from kvproof.platforms.ascend_sim.hostview import host_view
 from kvproof.platforms.ascend_sim.soc import GIB, SOCS, require_build, soc
 from kvproof.platforms.ascend_sim.substitutions import SUBSTITUTIONS
 from kvproof.platforms.ascend_sim.weights import DEVICE, weightless
-from kvproof.platforms.platform import Platform
+from kvproof.platforms.platform import Platform, TransferHooks
 
 if TYPE_CHECKING:
     import torch
+
+    from kvproof.platforms.native_copies import NativeCopies
 
 PLUGINS = "ascend,ascend_kv_connector,ascend_model,ascend_model_loader"
 """vllm-ascend's own entry points, by name; no other installed package takes part."""
@@ -62,6 +64,7 @@ class AscendSim(Platform):
             "KVPROOF_VECTOR_CORES": str(declared.vector_cores),
             "KVPROOF_L2_BYTES": str(declared.l2_bytes),
             **triton_npu.ENVIRONMENT,
+            **(ucm.ENVIRONMENT if ucm.shared_objects() else {}),
             # The pool connector's lookups go through a socket of a fixed name; another engine's must not answer.
             **({"VLLM_RPC_BASE_PATH": case.store} if case.store else {}),
             "MMC_LOCAL_CONFIG_PATH": str(Path(__file__).with_name("memcache.conf")),
@@ -82,15 +85,19 @@ class AscendSim(Platform):
         transfers.define_operators()
         if tokenizers.missing(case.model_dir):
             engine.text_only_stays_text_only()
-        done: tuple[Substitution, ...] = SUBSTITUTIONS
-        config = json.loads(Path(case.model_dir, "config.json").read_text(encoding="utf-8"))
-        text = config.get("text_config", config)
-        if text.get("engram_layer_ids") and tokenizers.missing(case.model_dir):
-            done += (tokenizers.stand_in("vllm.models.deepseek_v41.common.engram", text),)
-        return done
+        graphs.run_uncaptured()
+        return (*SUBSTITUTIONS, *tokenizers.stand_in(case, engram_tables.MODULE))
+
+    def transfer_hooks(self, layer: str, module: Any) -> TransferHooks | None:
+        return ascend_hooks.of(layer, module)
 
     def constructing(self) -> contextlib.AbstractContextManager[Any]:
         return weightless()
+
+    def native_copies(self) -> NativeCopies:
+        from kvproof.platforms.native_copies import NativeCopies
+
+        return NativeCopies(libraries.ACL.soname)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         return host_view(tensor)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from kvproof.findings.model import Substitution
+from kvproof.platforms import graphs
+from kvproof.platforms.ascend_sim import engine
 
 SUBSTITUTIONS = (
+    graphs.UNCAPTURED,
     Substitution(
         "vllm_ascend._build_info.__device_type__, aclrtGetSocName",
         "P",
@@ -18,10 +21,10 @@ SUBSTITUTIONS = (
         "measured by `kvproof ablate`: other values give the same layout",
     ),
     Substitution(
-        "libascendcl, libacl_op_compiler, libhccl, libge_runner, libgraph, libacl_tdt_channel, libatb",
+        "libascendcl, libacl_op_compiler, libhccl, libge_runner, libgraph, libacl_tdt_channel, libatb, libruntime",
         "M",
-        "CANN is not installed; device memory is host memory, streams and events are complete at once, an entry that "
-        "nobody wrote ends the process with its name",
+        "CANN is not installed; device memory is host memory, torch's work is complete at once, that of a connector's "
+        "binaries has a thread behind each stream, an entry that nobody wrote ends the process with its name",
         "sizes, offsets and alignment come from torch_npu's own caching allocator",
     ),
     Substitution(
@@ -40,7 +43,8 @@ SUBSTITUTIONS = (
     Substitution(
         "acl, fla_npu, triton.language.extra.cann",
         "K",
-        "Python packages of CANN and triton-ascend that are imported for their names; each raises when it is called",
+        "Python packages of CANN and triton-ascend that are imported for their names; each raises when it is called, "
+        "but for the three events of acl.rt, which are libascendcl's",
         "names only",
     ),
     Substitution(
@@ -75,13 +79,7 @@ SUBSTITUTIONS = (
         "files that vllm-ascend accepts for DeepSeek-V4.1",
         "cache specs are attributes of the constructed layers, none is set after loading",
     ),
-    Substitution(
-        "MultiModalRegistry.supports_multimodal_inputs (text part only, models without a tokenizer)",
-        "P",
-        "with a KV connector vLLM builds the vision processor of a model that was asked for its text part alone, and "
-        "the processor wants a tokenizer",
-        "the encoder's budget; no cache spec derives from it",
-    ),
+    engine.TEXT_ONLY,
     Substitution(
         "torch.ops._C_ascend.swap_blocks_batch",
         "K",

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
 from kvproof.hostrt import build, libraries
-from kvproof.platforms import copies, installed, tokenizers
-from kvproof.platforms.cuda_sim import ucm
+from kvproof.platforms import copies, engram_tables, graphs, installed, tokenizers, ucm
 from kvproof.platforms.cuda_sim.devices import DEVICES, GIB, device, require_supported
-from kvproof.platforms.cuda_sim.substitutions import SUBSTITUTIONS
+from kvproof.platforms.cuda_sim.substitutions import RUNTIME_SUBSTITUTION, SUBSTITUTIONS
 from kvproof.platforms.platform import Platform
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class CudaSim(Platform):
 
     name = "cuda-sim"
     summary = "vLLM's published CUDA wheel, no GPU and no driver; --cuda-capability is declared"
-    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION, ucm.RUNTIME_SUBSTITUTION)
+    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION, engram_tables.ON_META, RUNTIME_SUBSTITUTION)
     declares = True
     inputs: ClassVar[dict[str, str]] = {"--cuda-capability": ", ".join(DEVICES)}
     variations: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -45,7 +44,7 @@ class CudaSim(Platform):
     def environment(self, case: Case) -> dict[str, str]:
         site = Path(sysconfig.get_paths()["platlib"])
         built = [build.build(libraries.CUDA_DRIVER, sorted(Path(site, "vllm").glob("*.so")))]
-        if users := ucm.shared_objects(site):
+        if users := ucm.shared_objects():
             built.append(build.build(libraries.CUDA_RUNTIME_12, users))
         return {
             **(ucm.ENVIRONMENT if users else {}),
@@ -71,19 +70,16 @@ class CudaSim(Platform):
         kernels.install()
         copies.install()
         copies.zero_blocks_on_host()
-        done = SUBSTITUTIONS
-        if case.connector is not None and ucm.shared_objects(Path(sysconfig.get_paths()["platlib"])):
-            done += (ucm.RUNTIME_SUBSTITUTION,)
-        config = _config(case)
-        text = config.get("text_config", config)
-        if text.get("engram_layer_ids") and tokenizers.missing(case.model_dir):
-            done += (tokenizers.stand_in("vllm.models.deepseek_v41.common.engram", text),)
-        return done
+        done: tuple[Substitution, ...] = SUBSTITUTIONS
+        if case.connector is not None and ucm.shared_objects():
+            done += (RUNTIME_SUBSTITUTION,)
+        graphs.run_uncaptured()
+        return (*done, *tokenizers.stand_in(case, engram_tables.MODULE), *engram_tables.leave_on_meta())
 
     def native_copies(self) -> NativeCopies | None:
         from kvproof.platforms.native_copies import NativeCopies
 
-        users = ucm.shared_objects(Path(sysconfig.get_paths()["platlib"]))
+        users = ucm.shared_objects()
         return NativeCopies(libraries.CUDA_RUNTIME_12.soname) if users else None
 
     def engine_arguments(self, case: Case) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvproof.findings.model import Substitution
-from kvproof.platforms import copies, triton_host
+from kvproof.platforms import copies, graphs, triton_host
 
 CAPABILITY = Substitution(
     "torch.cuda.get_device_capability",
@@ -13,6 +13,7 @@ CAPABILITY = Substitution(
 )
 
 SUBSTITUTIONS: tuple[Substitution, ...] = (
+    graphs.UNCAPTURED,
     CAPABILITY,
     Substitution(
         "libcuda.so.1",
@@ -98,3 +99,12 @@ SUBSTITUTIONS: tuple[Substitution, ...] = (
     copies.ZERO_BLOCKS_SUBSTITUTION,
     *copies.SUBSTITUTIONS,
 )
+
+RUNTIME_SUBSTITUTION = Substitution(
+    "libcudart.so.12 (kvproof.hostrt)",
+    "M",
+    "the CUDA runtime of binary connectors: host memory behind allocation and copies, a thread behind each stream; "
+    "launching a kernel ends the process with its name",
+    "addresses and sizes are computed by the connector's own binaries and copied as they are; vLLM does not link it",
+)
+"""Where a connector from a binary wheel is installed."""
