@@ -1,10 +1,9 @@
 """A user of the CUDA runtime, compiled here, so that these tests need no binary from elsewhere."""
 
 import shutil
-import subprocess
 
 import pytest
-from runtime_user import CALLED
+from runtime_user import CALLED, user_of
 
 from kvproof.hostrt import build, libraries
 
@@ -18,12 +17,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def user(tmp_path_factory):
     """A shared object that calls every name of CALLED."""
-    folder = tmp_path_factory.mktemp("user")
-    source, target = folder / "user.c", folder / "libuser.so"
-    declared = "".join(f"void {name}(void);" for name in CALLED)
-    source.write_text(f"{declared} void use(void) {{ {''.join(f'{name}();' for name in CALLED)} }}")
-    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(target)], check=True)
-    return target
+    return user_of(CALLED, tmp_path_factory.mktemp("user"))
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
-from kvproof.platforms import ascend_hooks, engram_tables, graphs, installed, tokenizers
-from kvproof.platforms.ascend_sim import engine
+from kvproof.platforms import ascend_hooks, graphs, installed, tokenizers
+from kvproof.platforms.ascend_sim.engine import without_profile_and_warm_up
 from kvproof.platforms.ascend_sim.sim import PLUGINS
 from kvproof.platforms.ascend_sim.soc import SOCS, require_build
 from kvproof.platforms.ascend_sim.weights import DEVICE, weightless, without_engram_tables
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SUBSTITUTIONS = (
     graphs.UNCAPTURED,
-    engine.TEXT_ONLY,
     Substitution(
         "NPUWorker.determine_available_memory, NPUWorker.compile_or_warm_up_model",
         "K",
@@ -48,7 +47,7 @@ class Ascend(Platform):
 
     name = "ascend"
     summary = "vllm-ascend on the Ascend NPU of this machine; --soc, if given, is asserted against the build"
-    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION)
+    register = (*SUBSTITUTIONS, *tokenizers.REGISTER)
     inputs: ClassVar[dict[str, str]] = {"--soc": f"asserted where it is given: {', '.join(SOCS)}"}
     runner_places = True
 
@@ -74,11 +73,9 @@ class Ascend(Platform):
         from wrapt import when_imported
 
         graphs.run_uncaptured()
-        if tokenizers.missing(case.model_dir):
-            engine.text_only_stays_text_only()
-        when_imported("vllm_ascend.worker.worker")(engine.without_profile_and_warm_up)
+        when_imported("vllm_ascend.worker.worker")(without_profile_and_warm_up)
         when_imported("vllm_ascend.models.deepseek_v41.engram.embedding")(without_engram_tables)
-        return (*SUBSTITUTIONS, *tokenizers.stand_in(case, engram_tables.MODULE))
+        return (*SUBSTITUTIONS, *tokenizers.stand_in(case))
 
     def transfer_hooks(self, layer: str, module: Any) -> TransferHooks | None:
         return ascend_hooks.of(layer, module)

@@ -36,7 +36,7 @@ class Cuda(Platform):
     name = "cuda"
     summary = "vLLM's CUDA wheel on the NVIDIA GPU of this machine; --cuda-capability, if given, is asserted"
     register = (
-        WARM_UP, graphs.UNCAPTURED, tokenizers.ENGRAM_SUBSTITUTION, engram_tables.ON_META, device_copies.WATCHED,
+        WARM_UP, graphs.UNCAPTURED, *tokenizers.REGISTER, engram_tables.ON_META, device_copies.WATCHED,
     )  # fmt: skip
     inputs: ClassVar[dict[str, str]] = {"--cuda-capability": "the device's own; asserted where it is given"}
 
@@ -54,7 +54,7 @@ class Cuda(Platform):
         return (
             WARM_UP,
             graphs.UNCAPTURED,
-            *tokenizers.stand_in(case, engram_tables.MODULE),
+            *tokenizers.stand_in(case),
             *engram_tables.leave_on_meta(),
             *(() if case.connector is None else (device_copies.watch(),)),
         )

@@ -6,13 +6,13 @@ from typing import Any
 
 from kvproof.findings.model import Substitution
 from kvproof.platforms import installed
+from kvproof.platforms.tokenizers import ENGRAM_MODULE
 
-MODULE = "vllm.models.deepseek_v41.common.engram"
-RELEASE = "0.32"
-"""From 0.33 on vLLM itself leaves the tables on the meta device when the model is constructed there."""
+_LEAVES_ON_META = (0, 33)
+"""Release from which on vLLM itself leaves the tables on the meta device when the model is constructed there."""
 
 ON_META = Substitution(
-    "ParallelEngramEmbedding._allocate_weights (vLLM 0.32)",
+    "ParallelEngramEmbedding._allocate_weights (vLLM before 0.33)",
     "W",
     "n-gram tables of about 100 GB in host memory; on the meta device, like all weights",
     "tables of weights, no part of the KV cache",
@@ -23,9 +23,9 @@ def leave_on_meta() -> tuple[Substitution, ...]:
     """Put the tables where vLLM 0.33 puts them. Nothing to do, and nothing substituted, in another release."""
     from wrapt import when_imported
 
-    if not installed.version("vllm").startswith(RELEASE):
+    if installed.vllm_release() >= _LEAVES_ON_META:
         return ()
-    when_imported(MODULE)(_patch)
+    when_imported(ENGRAM_MODULE)(_patch)
     return (ON_META,)
 
 

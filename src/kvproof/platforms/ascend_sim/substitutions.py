@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvproof.findings.model import Substitution
 from kvproof.platforms import graphs
-from kvproof.platforms.ascend_sim import engine
 
 SUBSTITUTIONS = (
     graphs.UNCAPTURED,
@@ -79,7 +78,6 @@ SUBSTITUTIONS = (
         "files that vllm-ascend accepts for DeepSeek-V4.1",
         "cache specs are attributes of the constructed layers, none is set after loading",
     ),
-    engine.TEXT_ONLY,
     Substitution(
         "torch.ops._C_ascend.swap_blocks_batch",
         "K",

@@ -24,7 +24,7 @@ class CudaSim(Platform):
 
     name = "cuda-sim"
     summary = "vLLM's published CUDA wheel, no GPU and no driver; --cuda-capability is declared"
-    register = (*SUBSTITUTIONS, tokenizers.ENGRAM_SUBSTITUTION, engram_tables.ON_META, RUNTIME_SUBSTITUTION)
+    register = (*SUBSTITUTIONS, *tokenizers.REGISTER, engram_tables.ON_META, RUNTIME_SUBSTITUTION)
     declares = True
     inputs: ClassVar[dict[str, str]] = {"--cuda-capability": ", ".join(DEVICES)}
     variations: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -74,7 +74,7 @@ class CudaSim(Platform):
         if case.connector is not None and ucm.shared_objects():
             done += (RUNTIME_SUBSTITUTION,)
         graphs.run_uncaptured()
-        return (*done, *tokenizers.stand_in(case, engram_tables.MODULE), *engram_tables.leave_on_meta())
+        return (*done, *tokenizers.stand_in(case), *engram_tables.leave_on_meta())
 
     def native_copies(self) -> NativeCopies | None:
         from kvproof.platforms.native_copies import NativeCopies
