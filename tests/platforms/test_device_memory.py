@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layouts import layouts, naive_cells
 
 from kvproof.layout import Axis, Field, Resource
 from kvproof.layout.frames import FrameFamily
-from kvproof.platforms.device_memory import DeviceMemory, Memory, frames, merged, pages
+from kvproof.platforms.device_memory import DeviceMemory, Memory, frames, merged, pages, rows
 
 torch = pytest.importorskip("torch")
 
@@ -93,3 +94,20 @@ def test_ranges_of_blocks():
     assert pages(RESOURCE, [0, 3]) == [(1, 16, 48), (1, 16 + 3 * 64, 48)]
     families = [FrameFamily(0, 4, 32, 28, ()), FrameFamily(1, 0, 64, 64, (RESOURCE,))]
     assert frames(families, iter([2])) == [(0, 4 + 2 * 32, 28), (1, 2 * 64, 64)]
+
+
+@given(layouts(), st.data())
+def test_rows_are_their_cells_and_nothing_else(layout, data):
+    """A connector may be loading other rows of the page: what is sent to the device must not touch them."""
+    resource = data.draw(st.sampled_from(layout.resources))
+    block = data.draw(st.integers(0, layout.num_blocks - 1))
+    first = data.draw(st.integers(0, resource.rows))
+    count = data.draw(st.integers(0, resource.rows - first))
+    page = resource.offset + block * resource.block_stride
+    sent = [
+        (storage, byte)
+        for storage, begin, nbytes in rows(resource, block, first, count)
+        for byte in range(begin, begin + nbytes)
+    ]
+    wanted = [page + at for row, _, at in naive_cells(resource) if first <= row < first + count]
+    assert sorted(sent) == sorted((resource.storage, byte) for byte in wanted)

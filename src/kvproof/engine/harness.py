@@ -575,11 +575,9 @@ class Harness:
                 self._remember(r, block, int(contents[-1]))
 
     def _store(self, r: Resource, block: int, first_row: int, contents: np.ndarray[Any, Any]) -> None:
-        """What the kernel writes; the rest of the page stays what it is in memory."""
-        page = device_memory.pages(r, [block])
-        self.memory.pull(page)
+        """What the kernel writes: these rows. A connector may be loading others of the same page."""
         self.ledger.write(r, block, first_row, contents)
-        self.memory.push(page)
+        self.memory.push(device_memory.rows(r, block, first_row, len(contents)))
 
     def _write_state(self, r: Resource, tracked: Tracked, begin: int, end: int) -> None:
         table, size = tracked.tables[r.group], self.groups[r.group].block_size

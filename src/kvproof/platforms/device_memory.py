@@ -2,8 +2,8 @@
 
 The harness paints, writes and judges numpy arrays. On a host platform these are the tensors' own bytes and there is
 nothing to move. On a real device they are *mirrors*: whoever reads one calls :meth:`Memory.pull` first, whoever wrote
-one calls :meth:`Memory.push` afterwards, each with the byte ranges concerned. A range is moved as a whole, so a writer
-of a part of it pulls it first; bytes outside the ranges are never touched: a connector may be writing there.
+one calls :meth:`Memory.push` afterwards, each with the byte ranges concerned. Bytes outside the ranges are never
+touched: a connector may be writing there, even into other rows of the same page.
 
 Nothing waits for the device: copies stand in its current stream, where the kernel they stand for would. A connector
 that forgets to make that stream wait for its load is therefore seen.
@@ -12,7 +12,7 @@ that forgets to make that stream wait for its load is therefore seen.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,6 +89,16 @@ def pages(resource: Resource, blocks: Iterable[int]) -> list[Range]:
     """The pages of some blocks of one resource, padding included."""
     begin, stride = resource.offset, resource.block_stride
     return [(resource.storage, begin + block * stride, resource.page_bytes) for block in blocks]
+
+
+def rows(resource: Resource, block: int, first: int, count: int) -> Iterator[Range]:
+    """The cells of ``count`` rows of one block from row ``first`` on, without padding. Computed when it is asked for."""
+    starts = np.zeros(1, np.int64)
+    for axis in (*resource.row_axes, *resource.cell_axes[:-1]):
+        starts = (starts[:, None] + np.arange(axis.count, dtype=np.int64) * axis.stride).reshape(-1)
+    page, cells = resource.offset + block * resource.block_stride, len(starts) // resource.rows
+    for start in starts[first * cells : (first + count) * cells].tolist():
+        yield resource.storage, page + start, resource.cell_axes[-1].count
 
 
 def frames(families: Iterable[FrameFamily], blocks: Iterable[int]) -> list[Range]:

@@ -14,19 +14,16 @@ _libraries: list[Any] = []
 
 
 def install() -> None:
-    """Register the plans of every extension that is loaded. Needs vLLM imported; idempotent."""
+    """Register the plans of every extension, also of one that is loaded later. Needs vLLM imported; idempotent."""
     import torch
 
     if _libraries:
         return
-    import vllm.vllm_flash_attn  # noqa: F401  loads the extensions whose operators are named below
-
     for operator, plan in _PLANS.items():
         namespace, _, name = operator.partition("::")
-        if hasattr(getattr(torch.ops, namespace), name):
-            library = torch.library.Library(namespace, "IMPL")
-            library.impl(name, plan, "CPU")
-            _libraries.append(library)
+        library = torch.library.Library(namespace, "IMPL")
+        library.impl(name, plan, "CPU")
+        _libraries.append(library)
 
 
 def _flash_attention_3(batch_size: int, *rest: Any) -> Any:
@@ -37,4 +34,15 @@ def _flash_attention_3(batch_size: int, *rest: Any) -> Any:
     return torch.full((1 + (batch_size + 3) // 4 * 16,), UNREAD, dtype=torch.int32)
 
 
-_PLANS = {"_vllm_fa3_C::get_scheduler_metadata": _flash_attention_3}
+def _paged_index_logits(context_lens: Any, block_kv: int, slots: int, indices: Any = None) -> Any:
+    """int32 ``[slots + 1, 2]``: where each of ``slots`` multiprocessors begins in the index keys of a batch."""
+    import torch
+
+    del context_lens, block_kv, indices
+    return torch.full((slots + 1, 2), UNREAD, dtype=torch.int32)
+
+
+_PLANS = {
+    "_vllm_fa3_C::get_scheduler_metadata": _flash_attention_3,
+    "deep_gemm::get_paged_mqa_logits_metadata": _paged_index_logits,
+}
