@@ -7,6 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ENV := $(VENV)/.kvproof-env
 ENV_CUDA := .venv-cuda/.kvproof-env
+ENV_CUDA_032 := .venv-cuda-0.32/.kvproof-env
 ENV_ASCEND := .venv-ascend/.kvproof-env
 PYTEST_ARGS ?=
 PURE := tests/layout tests/bytecode tests/findings tests/oracles tests/trace/rules
@@ -14,10 +15,10 @@ PURE := tests/layout tests/bytecode tests/findings tests/oracles tests/trace/rul
 export VENV
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help env env-cuda env-ascend demo test test-cuda test-ascend test-upstream test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
+.PHONY: help env env-cuda env-cuda-0.32 env-ascend demo test test-cuda test-cuda-0.32 test-ascend test-upstream test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -nE 's/^([a-z0-9.-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 env: $(ENV) ## create the virtual environment (pinned, idempotent; TORCH_WHEEL=... where pip sees no CPU torch)
 
@@ -28,6 +29,11 @@ env-cuda: $(ENV_CUDA) ## the environment of cuda-sim: vLLM's CUDA wheel, Python 
 
 $(ENV_CUDA): requirements/cuda.lock pyproject.toml scripts/env.sh
 	@VENV=.venv-cuda scripts/env.sh cuda
+
+env-cuda-0.32: $(ENV_CUDA_032) ## the same with vLLM 0.32.0
+
+$(ENV_CUDA_032): requirements/cuda-0.32.lock pyproject.toml scripts/env.sh
+	@VENV=.venv-cuda-0.32 scripts/env.sh cuda-0.32
 
 env-ascend: $(ENV_ASCEND) ## the environment of ascend-sim: vllm-ascend, torch_npu (700 MB to download, 4 GB on disk)
 
@@ -42,6 +48,9 @@ test: env lint ## the whole test suite: style, types, layers, pytest (PYTEST_ARG
 
 test-cuda: env-cuda ## what needs vLLM's CUDA wheel, no GPU: layouts, round trips, planted faults, UCM
 	.venv-cuda/bin/python -m pytest -n 2 tests/platforms/cuda tests/platforms/test_environment.py tests/hostrt $(PYTEST_ARGS)
+
+test-cuda-0.32: env-cuda-0.32 ## layouts and round trips of vLLM 0.32.0's CUDA wheel
+	.venv-cuda-0.32/bin/python -m pytest -n 2 tests/platforms/cuda/test_layouts.py tests/platforms/cuda/test_round_trips.py tests/platforms/test_environment.py $(PYTEST_ARGS)
 
 test-ascend: env-ascend ## what needs vllm-ascend, no NPU and no CANN: layouts, operators, round trips, planted faults
 	.venv-ascend/bin/python -m pytest -n 2 tests/platforms/ascend tests/platforms/test_environment.py $(PYTEST_ARGS)
@@ -76,5 +85,5 @@ faults: env ## plant every fault of the catalogue, show which oracle catches it
 	$(BIN)/kvproof faults
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .venv-cuda .venv-ascend build dist demo-evidence evidence model-checks bench-results acceptance-trace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-cuda .venv-cuda-0.32 .venv-ascend build dist demo-evidence evidence model-checks bench-results acceptance-trace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

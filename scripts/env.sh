@@ -3,7 +3,7 @@
 # Safe to repeat. An install that was interrupted is begun anew, because pip takes a half-written package for a whole one;
 # what was downloaded stays in pip's cache, so it is not downloaded twice.
 #
-#   scripts/env.sh [cpu|cuda|ascend]
+#   scripts/env.sh [cpu|cuda|cuda-0.32|ascend]
 #
 #   VENV=.venv                where
 #   PYTHON=...                which interpreter (cpu: 3.11 or newer, cuda: 3.12 or newer, ascend: 3.11)
@@ -15,9 +15,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 kind=${1:-cpu} venv=${VENV:-.venv}
 case $kind in
   cpu) python=3.11 newer=yes size='the vLLM wheel alone is 130 MB' ;;
-  cuda) python=3.12 newer=yes size='4.5 GB to download, 10 GB on disk' ;;
+  cuda | cuda-0.32) python=3.12 newer=yes size='4.5 GB to download, 10 GB on disk' ;;
   ascend) python=3.11 newer='' size='700 MB to download, 4 GB on disk' ;;
-  *) echo "kvproof: environment $kind: expected cpu, cuda or ascend" >&2 && exit 2 ;;
+  *) echo "kvproof: environment $kind: expected cpu, cuda, cuda-0.32 or ascend" >&2 && exit 2 ;;
 esac
 lock=requirements/$kind.lock
 unfinished=$venv/.kvproof-unfinished

@@ -2,6 +2,7 @@
 
     .venv/bin/python scripts/lock.py             (cpu)
     .venv-cuda/bin/python scripts/lock.py cuda
+    .venv-cuda-0.32/bin/python scripts/lock.py cuda-0.32     (the same list, an older vLLM)
     .venv-ascend/bin/python scripts/lock.py ascend
 
 Nothing is resolved. The lock is a photograph of an environment that works, without whatever else lies in it.
@@ -16,9 +17,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REQUIREMENTS = Path(__file__).parent.parent / "requirements"
-NAMES = ("cpu", "cuda", "ascend")
+NAMES = ("cpu", "cuda", "cuda-0.32", "ascend")
 NAME = sys.argv[1] if sys.argv[1:] and sys.argv[1] in NAMES else "cpu"
-SOURCE, LOCK = REQUIREMENTS / f"{NAME}.in", REQUIREMENTS / f"{NAME}.lock"
+KIND = NAME.partition("-")[0]
+SOURCE, LOCK = REQUIREMENTS / f"{KIND}.in", REQUIREMENTS / f"{NAME}.lock"
 
 # Asked for, not importable beside the CPU torch or without the device, and not needed.
 LEFT_OUT = {
@@ -28,9 +30,9 @@ LEFT_OUT = {
         {"arctic-inference", "fastokens", "memcache-hybrid", "memfabric-hybrid", "pandas-stubs",
          "torchaudio", "torchcodec", "triton-ascend"}
     ),
-}[NAME]  # fmt: skip
+}[KIND]  # fmt: skip
 
-HEADER = f"# Written by scripts/lock.py from {NAME}.in. Complete: install with --no-deps, nothing is left to resolve.\n"
+HEADER = f"# Written by scripts/lock.py from {KIND}.in. Complete: install with --no-deps, nothing is left to resolve.\n"
 if LEFT_OUT:
     HEADER += f"# Left out on purpose: {', '.join(sorted(LEFT_OUT))} (not importable here, not needed).\n"
 

@@ -2,7 +2,7 @@
 
 import runpy
 import sys
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -18,7 +18,11 @@ HERE = {
 
 def the_environment():
     """The name of the lock this environment was made from: by what only that one holds."""
-    return "ascend" if "vllm-ascend" in HERE else "cuda" if "vllm" in HERE else "cpu"
+    if "vllm-ascend" in HERE:
+        return "ascend"
+    if "vllm" not in HERE:
+        return "cpu"
+    return "cuda-0.32" if version("vllm").startswith("0.32.") else "cuda"
 
 
 def test_nothing_is_installed_beyond_the_lock():

@@ -20,3 +20,12 @@ class OneBlockTooHigh(UCMConnector):
         super().register_kv_caches(kv_caches)
         layout = self.connector.kv_cache_layout
         layout.base_ptrs = layout.base_ptrs + layout.block_stride_lists
+
+
+class Nowhere(UCMConnector):
+    """Every address lies a tebibyte too far, where a device has no memory."""
+
+    def register_kv_caches(self, kv_caches):
+        super().register_kv_caches(kv_caches)
+        layout = self.connector.kv_cache_layout
+        layout.base_ptrs = layout.base_ptrs + np.uint64(1 << 40)

@@ -92,7 +92,7 @@ def pages(resource: Resource, blocks: Iterable[int]) -> list[Range]:
 
 
 def rows(resource: Resource, block: int, first: int, count: int) -> Iterator[Range]:
-    """The cells of ``count`` rows of one block from row ``first`` on, without padding. Computed when it is asked for."""
+    """The cells of ``count`` rows of one block from row ``first`` on, without padding; computed when asked for."""
     starts = np.zeros(1, np.int64)
     for axis in (*resource.row_axes, *resource.cell_axes[:-1]):
         starts = (starts[:, None] + np.arange(axis.count, dtype=np.int64) * axis.stride).reshape(-1)

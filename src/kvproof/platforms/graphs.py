@@ -23,8 +23,8 @@ def run_uncaptured() -> None:
     from wrapt import when_imported
 
     for module, name in WRAPPERS.items():
-        when_imported(module)(lambda loaded, name=name: setattr(getattr(loaded, name), "__call__", _run))
+        when_imported(module)(lambda loaded, name=name: _run_what_is_wrapped(getattr(loaded, name)))
 
 
-def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return self.runnable(*args, **kwargs)
+def _run_what_is_wrapped(wrapper: Any) -> None:
+    wrapper.__call__ = lambda self, *args, **kwargs: self.runnable(*args, **kwargs)

@@ -18,7 +18,7 @@ ENGRAM_MAP = Substitution(
 )
 TEXT_ONLY = Substitution(
     "supports_multimodal_inputs of MultiModalRegistry or ModelConfig (text part, no tokenizer, vLLM before 0.33)",
-    "P",
+    "W",
     "with a KV connector vLLM builds the vision processor of a model that was asked for its text part alone, and the "
     "processor wants a tokenizer",
     "the encoder's budget; no cache spec derives from it",

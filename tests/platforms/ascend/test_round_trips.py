@@ -38,6 +38,14 @@ def test_every_byte_comes_back(check, model, soc, runner, connector, options):
     assert any("swap_blocks_batch" in s["symbol"] for s in report["substitutions"])
 
 
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_a_step_that_would_replay_a_graph_runs(check, runner):
+    options = ("--runner", runner, "--cudagraph-mode", "FULL_DECODE_ONLY", "--mode", "bulk", *SHORT)
+    code, report = check("tiny-qwen3", "ascend910b", *options)
+    assert (code, report["findings"]) == (0, [])
+    assert report["case"]["cudagraph_mode"] == "FULL_DECODE_ONLY"
+
+
 @pytest.mark.parametrize(
     ("model", "connector", "options", "words"),
     [

@@ -44,15 +44,29 @@ def test_every_group_comes_back(check, model, capability, runner, connector):
     assert report["case"]["cuda_capability"] == capability
 
 
-def test_deepseek_v41_says_per_group_what_is_not_restored(check):
-    code, report = check("deepseek-v4.1", "10.0", "v2", "OffloadingConnector", "--mode", "bulk", "--tokens", "256")
+@pytest.mark.parametrize(
+    ("capability", "connector"),
+    [("9.0", "SimpleCPUOffloadConnector"), ("10.0", "OffloadingConnector"), ("12.0", "OffloadingConnector")],
+)
+def test_deepseek_v41_says_per_group_what_is_not_restored(check, capability, connector):
+    code, report = check("deepseek-v4.1", capability, "v2", connector, "--tokens", "256")
     assert (report["findings"], code) == ([], 0)
+    assert {s["mode"] for s in report["scenarios"]} == {"bulk", "layerwise", "async"}
     restored = {g["kind"]: g["restored_bytes"] for g in report["groups"]}
     assert restored.pop("mla_attention") > 0
     assert set(restored.values()) == {0}
     declared = {g["declared"] for g in report["groups"] if g["kind"] != "mla_attention"}
     assert declared == {"nothing: recomputed by the model, not restored"}
     assert all(g["not_restored_bytes"] > 0 for g in report["groups"] if g["kind"] != "mla_attention")
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_a_step_that_would_replay_a_graph_runs(check, runner):
+    """Nothing was captured here; the case, and with it the layout, still says which graphs a card would have."""
+    mode = ("--cudagraph-mode", "FULL_AND_PIECEWISE", "--mode", "bulk", "--tokens", "64")
+    code, report = check("tiny-qwen3", "9.0", runner, "SimpleCPUOffloadConnector", *mode)
+    assert (report["findings"], code) == ([], 0)
+    assert report["case"]["cudagraph_mode"] == "FULL_AND_PIECEWISE"
 
 
 def test_the_fault_of_example_connector_is_found_here_too(check):

@@ -1,0 +1,8 @@
+"""Random layouts live beside the tests of the layout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "layout"))
