@@ -15,7 +15,7 @@ PURE := tests/layout tests/bytecode tests/findings tests/oracles tests/trace/rul
 export VENV
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help env env-cuda env-cuda-0.32 env-ascend demo test test-cuda test-cuda-0.32 test-ascend test-upstream test-pure lint bench bench-trace faults faults-trace acceptance-trace clean
+.PHONY: help env env-cuda env-cuda-0.32 env-ascend demo test test-cuda test-cuda-0.32 test-ascend test-upstream test-pure lint bench bench-platforms bench-trace faults faults-trace acceptance-trace clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9.-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
@@ -71,6 +71,9 @@ lint: env ## ruff, mypy, import contracts
 bench: env ## benchmarks, as ratios measured in one process
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/deepseek_v41.py
+
+bench-platforms: env env-cuda env-ascend ## seconds and memory of whole checks on cuda-sim and ascend-sim
+	$(BIN)/python benchmarks/platforms.py
 
 bench-trace: env ## what kv_trace costs a decoding step, on and off in one engine
 	$(BIN)/python benchmarks/trace.py

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from kvproof.cli import main
+from kvproof.platforms import installed
 
 SIM = ("--platform", "cuda-sim", "--seed", "5")
 
@@ -52,12 +53,14 @@ def test_deepseek_v41_says_per_group_what_is_not_restored(check, capability, con
     code, report = check("deepseek-v4.1", capability, "v2", connector, "--tokens", "256")
     assert (report["findings"], code) == ([], 0)
     assert {s["mode"] for s in report["scenarios"]} == {"bulk", "layerwise", "async"}
-    restored = {g["kind"]: g["restored_bytes"] for g in report["groups"]}
-    assert restored.pop("mla_attention") > 0
-    assert set(restored.values()) == {0}
-    declared = {g["declared"] for g in report["groups"] if g["kind"] != "mla_attention"}
-    assert declared == {"nothing: recomputed by the model, not restored"}
-    assert all(g["not_restored_bytes"] > 0 for g in report["groups"] if g["kind"] != "mla_attention")
+    # 0.33 replays the last window of a hit instead of caching it; before, windows came back like any other.
+    cached = {"mla_attention", "sliding_window_mla"} if installed.vllm_release() < (0, 33) else {"mla_attention"}
+    for group in report["groups"]:
+        if group["kind"] in cached:
+            assert group["restored_bytes"] > 0
+        else:
+            assert (group["restored_bytes"], group["not_restored_bytes"] > 0) == (0, True)
+            assert group["declared"] == "nothing: recomputed by the model, not restored"
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
