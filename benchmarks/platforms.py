@@ -30,7 +30,7 @@ CASES = [
     ("gemma-3-1b", CUDA, ("--cuda-capability", "10.0", "--connector", "OffloadingConnector")),
     ("gpt-oss-20b", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
     ("deepseek-v3.2", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
-    ("qwen3-next-80b-a3b", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
+    ("tiny-qwen3-next", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
     ("deepseek-v4.1", CUDA, ("--cuda-capability", "9.0", "--runner", "v2")),
     ("deepseek-v4.1", CUDA, ("--cuda-capability", "10.0", "--runner", "v2", "--connector", "OffloadingConnector")),
     ("tiny-deepseek-v3", CUDA, ("--cuda-capability", "9.0", "--connector", "UCMLayerwise")),

@@ -85,9 +85,10 @@ SUBSTITUTIONS = (
         "sources, targets and sizes are computed by production code and executed as they are",
     ),
     Substitution(
-        "torch.ops._C_ascend.npu_sparse_flash_mla_metadata, npu_quant_lightning_indexer_v2_metadata",
+        "torch.ops._C_ascend.npu_sparse_flash_mla_metadata, npu_quant_lightning_indexer_v2_metadata, "
+        "npu_sparse_attn_sharedkv(_metadata), npu_kv_quant_sparse_attn_sharedkv(_metadata)",
         "K",
-        "plans of kernels that do not run; filled with -1",
+        "plans of kernels that do not run, filled with -1; kernels that raise, looked up when the cache is planned",
         "asked for in a step; the layout was fixed before",
     ),
     Substitution(

@@ -6,12 +6,20 @@ runs, so nobody reads it. Any other operator is missing and says so when it is c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvproof.platforms.hostcopy import HOST_COPIER, CopyBatch
 
-KERNEL_PLANS = ("npu_quant_lightning_indexer_v2_metadata", "npu_sparse_flash_mla_metadata")
-"""Asked for in every step of DeepSeek-V4.1, before the kernels they are for."""
+KERNEL_PLANS = (
+    "npu_kv_quant_sparse_attn_sharedkv_metadata",
+    "npu_quant_lightning_indexer_v2_metadata",
+    "npu_sparse_attn_sharedkv_metadata",
+    "npu_sparse_flash_mla_metadata",
+)
+"""Asked for in every step of DeepSeek-V4 and V4.1, before the kernels they are for."""
+KERNELS_HELD = ("npu_kv_quant_sparse_attn_sharedkv", "npu_sparse_attn_sharedkv")
+"""Kernels whose operators are looked up when a cache is planned, long before they would be called."""
 NO_PLAN = -1
 _SCHEMA = "swap_blocks_batch(Tensor src_ptrs, Tensor dst_ptrs, Tensor sizes, int direction) -> ()"
 
@@ -31,6 +39,8 @@ def define_operators() -> None:
     library.impl("swap_blocks_batch", _swap_blocks_batch, "CPU")
     for name in KERNEL_PLANS:
         setattr(torch.ops._C_ascend, name, _no_plan)
+    for name in KERNELS_HELD:
+        setattr(torch.ops._C_ascend, name, _refused(name))
     _libraries.append(library)
 
 
@@ -46,6 +56,14 @@ def _no_plan(*args: Any, **kwargs: Any) -> Any:
 
     del args, kwargs
     return torch.tensor(NO_PLAN, dtype=torch.int32, device="npu")
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        raise NotImplementedError(f"kvproof ascend-sim: _C_ascend.{name} is an NPU kernel and has no host twin")
+
+    return refuse
 
 
 def copy_at_once(copy_backend: Any) -> None:
