@@ -38,6 +38,18 @@ def test_every_byte_comes_back(check, model, soc, runner, connector, options):
     assert any("swap_blocks_batch" in s["symbol"] for s in report["substitutions"])
 
 
+def test_of_layers_in_one_storage_only_the_first_comes_back(check):
+    """docs/ascend-connectors.md: vllm-ascend's SimpleCPUOffload takes a storage it has seen for a cache it has seen."""
+    options = ("--runner", "v1", "--mode", "bulk", *SHORT)
+    code, report = check("lfm2-1.2b", "ascend910b", "--connector", SIMPLE, *options)
+    assert (code, report["verdict"]) == (1, "FAIL")
+    assert all(group["restored_bytes"] > 0 for group in report["groups"])
+    lost = {f["location"]["layer"] for f in report["findings"] if f["kind"] == "never_restored"}
+    assert (sum(group["layers"] for group in report["groups"]), len(lost)) == (16, 13)
+    code, report = check("lfm2-1.2b", "ascend910b", "--connector", OFFLOADING, *options)
+    assert (code, report["findings"]) == (0, [])
+
+
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_a_step_that_would_replay_a_graph_runs(check, runner):
     options = ("--runner", runner, "--cudagraph-mode", "FULL_DECODE_ONLY", "--mode", "bulk", *SHORT)
