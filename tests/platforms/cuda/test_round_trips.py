@@ -7,7 +7,6 @@ import json
 import pytest
 
 from kvproof.cli import main
-from kvproof.platforms import installed
 
 SIM = ("--platform", "cuda-sim", "--seed", "5")
 
@@ -53,10 +52,8 @@ def test_deepseek_v41_says_per_group_what_is_not_restored(check, capability, con
     code, report = check("deepseek-v4.1", capability, "v2", connector, "--tokens", "256")
     assert (report["findings"], code) == ([], 0)
     assert {s["mode"] for s in report["scenarios"]} == {"bulk", "layerwise", "async"}
-    # 0.33 replays the last window of a hit instead of caching it; before, windows came back like any other.
-    cached = {"mla_attention", "sliding_window_mla"} if installed.vllm_release() < (0, 33) else {"mla_attention"}
     for group in report["groups"]:
-        if group["kind"] in cached:
+        if group["kind"] == "mla_attention":
             assert group["restored_bytes"] > 0
         else:
             assert (group["restored_bytes"], group["not_restored_bytes"] > 0) == (0, True)
