@@ -91,10 +91,12 @@ SUBSTITUTIONS: tuple[Substitution, ...] = (
         "sources, targets and sizes are computed by production code and executed as they are",
     ),
     Substitution(
-        "_vllm_fa3_C::get_scheduler_metadata",
+        "_vllm_fa3_C::get_scheduler_metadata, deep_gemm::get_paged_mqa_logits_metadata, "
+        "ComputeSWAIndicesAndLensKernel",
         "K",
-        "how FlashAttention 3 would split its work; no attention kernel is launched, so it is filled with -1",
-        "it is read by that kernel only; shape and dtype are production's",
+        "how attention kernels would split their work, and which slots of a window they would read; none is launched, so "
+        "these plans are filled with -1",
+        "they are read by those kernels only; shape and dtype are production's",
     ),
     copies.ZERO_BLOCKS_SUBSTITUTION,
     *copies.SUBSTITUTIONS,
