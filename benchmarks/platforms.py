@@ -31,6 +31,8 @@ CASES = [
     ("gpt-oss-20b", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
     ("deepseek-v3.2", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
     ("tiny-qwen3-next", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
+    ("granite-4.0-h-tiny", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
+    ("deepseek-v4-flash", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
     ("deepseek-v4.1", CUDA, ("--cuda-capability", "9.0", "--runner", "v2")),
     ("deepseek-v4.1", CUDA, ("--cuda-capability", "10.0", "--runner", "v2", "--connector", "OffloadingConnector")),
     ("tiny-deepseek-v3", CUDA, ("--cuda-capability", "9.0", "--connector", "UCMLayerwise")),
@@ -72,7 +74,7 @@ def main() -> int:
         missed += not met
         figures = str(code), f"{seconds:.0f}", f"{memory:.1f}", "met" if met else "MISSED"
         table.add_row(model, platform[2], " ".join(options), *figures)
-    console.print(table)
+    console.print(table, width=150)
     console.print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     return 1 if missed else 0
 

@@ -44,6 +44,13 @@ ZERO_BLOCKS_SUBSTITUTION = Substitution(
     "the Triton kernel that zeroes new blocks takes minutes in the interpreter; replaced by memset over the same table",
     "addresses, strides and sizes are computed by production code and zeroed as they are",
 )
+COPY_STATES_SUBSTITUTION = Substitution(
+    "vllm.v1.worker.mamba_utils.batch_memcpy_kernel",
+    "K",
+    "the Triton kernel that carries a state into the block a request goes on in takes minutes in the interpreter; "
+    "replaced by memmove over the same lists",
+    "sources, targets and sizes are computed by production code and executed as they are",
+)
 
 
 def swap_blocks_batch(
@@ -91,6 +98,28 @@ class _ZeroBlocks:
                     ctypes.memset(address + 4 * block * stride, 0, 4 * size)
 
         return launch
+
+
+class _CopyStates:
+    """Host twin of the kernel: launched as ``kernel[grid](sources, targets, sizes, ...)``, in bytes, one per copy."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        del grid
+
+        def launch(sources: Any, targets: Any, sizes: Any, **options: Any) -> None:
+            del options
+            for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist(), strict=True):
+                ctypes.memmove(target, source, size)
+
+        return launch
+
+
+def copy_states_on_host() -> Substitution:
+    """Replace the kernel that copies states in model runner V1. Not through the host copier: it is vLLM's own copy."""
+    from vllm.v1.worker import mamba_utils
+
+    mamba_utils.batch_memcpy_kernel = _CopyStates()
+    return COPY_STATES_SUBSTITUTION
 
 
 def zero_blocks_on_host() -> Substitution:

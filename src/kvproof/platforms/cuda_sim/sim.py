@@ -70,6 +70,7 @@ class CudaSim(Platform):
         kernels.install()
         copies.install()
         copies.zero_blocks_on_host()
+        copies.copy_states_on_host()
         done: tuple[Substitution, ...] = SUBSTITUTIONS
         if case.connector is not None and ucm.shared_objects():
             done += (RUNTIME_SUBSTITUTION,)

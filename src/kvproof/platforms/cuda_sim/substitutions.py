@@ -94,11 +94,12 @@ SUBSTITUTIONS: tuple[Substitution, ...] = (
         "_vllm_fa3_C::get_scheduler_metadata, deep_gemm::get_paged_mqa_logits_metadata, "
         "ComputeSWAIndicesAndLensKernel",
         "K",
-        "how attention kernels would split their work, and which slots of a window they would read; none is launched, so "
-        "these plans are filled with -1",
+        "how attention kernels would split their work, and which slots of a window they would read; none is "
+        "launched, so these plans are filled with -1",
         "they are read by those kernels only; shape and dtype are production's",
     ),
     copies.ZERO_BLOCKS_SUBSTITUTION,
+    copies.COPY_STATES_SUBSTITUTION,
     *copies.SUBSTITUTIONS,
 )
 
