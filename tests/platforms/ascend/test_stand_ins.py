@@ -9,6 +9,8 @@ import pytest
 from kvproof.hostrt import elf, libraries
 from kvproof.platforms.ascend_sim import cann
 
+HOST_TO_HOST = 0
+
 
 @pytest.fixture(scope="module")
 def built():
@@ -52,8 +54,8 @@ def test_a_copy_past_the_end_of_its_target_is_refused(built):
     acl = ctypes.CDLL(str(built["libascendcl.so"]))
     source, target = ctypes.create_string_buffer(b"12345678"), ctypes.create_string_buffer(4)
     copy = (ctypes.byref(target), ctypes.c_size_t(4), ctypes.byref(source))
-    assert acl.aclrtMemcpy(*copy, ctypes.c_size_t(4), 3) == 0
-    assert acl.aclrtMemcpy(*copy, ctypes.c_size_t(8), 3) != 0
+    assert acl.aclrtMemcpy(*copy, ctypes.c_size_t(4), HOST_TO_HOST) == 0
+    assert acl.aclrtMemcpy(*copy, ctypes.c_size_t(8), HOST_TO_HOST) != 0
     assert target.raw == b"1234"
 
 
