@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from runtime_user import ACL_CALLED, built_for, in_child
 
-from kvproof.hostrt import build, elf, libraries
-from kvproof.platforms import ucm
+from kvproof.hostrt import libraries
 from kvproof.platforms.native_copies import NativeCopies
 
-UCM = [path for path in ucm.shared_objects() if libraries.ACL.soname in elf.imports(path).libraries]
 SUCCESS, INVALID_PARAM, THREAD_SUBSCRIBE, REPORT_TIMEOUT = 0, 100000, 107012, 507012
 TO_DEVICE, TO_HOST, ON_DEVICE, INNER = 1, 2, 3, 6
 COMPLETE, NOT_READY = 0, 1
@@ -269,11 +267,3 @@ def test_what_nobody_wrote_ends_the_process_with_its_name(library):
     done = in_child(library, "lib.aclrtFrobnicate()")
     assert done.returncode == -6
     assert "libascendcl.so: aclrtFrobnicate is not implemented" in done.stderr
-
-
-@pytest.mark.skipif(not UCM, reason="no wheel of UCM for Ascend is installed here")
-def test_no_symbol_of_ucm_is_missing():
-    for library, count in ((libraries.ACL, 38), (libraries.RUNTIME, 1)):
-        wanted = build.wanted(library, UCM)
-        assert len(wanted) == count
-        assert wanted <= elf.exports(build.build(library, UCM))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvproof.engine import connectors
-from kvproof.hostrt import elf, libraries
+from kvproof.hostrt import build, elf, libraries
 from kvproof.platforms import ucm
 from kvproof.platforms.ascend_sim import cann
 
@@ -27,6 +27,13 @@ SHORT = ("--tokens", "512", "--seed", "3")
 def test_the_wheel_is_here():
     assert version("uc-manager-cann900-a2") == "0.9.0rc3"
     assert len(RUNNABLE) == len(UCM) - 1 == 5
+
+
+@pytest.mark.parametrize(("library", "count"), [(libraries.ACL, 38), (libraries.RUNTIME, 1)])
+def test_no_symbol_is_missing(library, count):
+    wanted = build.wanted(library, UCM)
+    assert len(wanted) == count
+    assert wanted <= elf.exports(cann.directory() / library.soname)
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.name)
