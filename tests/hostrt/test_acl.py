@@ -15,6 +15,8 @@ TO_DEVICE, TO_HOST, ON_DEVICE, INNER = 1, 2, 3, 6
 COMPLETE, NOT_READY = 0, 1
 NOT_RECORDED, RECORDED = 0, 1
 PAGE = 4096
+DECLARED = []
+"""What was declared stays device memory for good, so nobody else may get these addresses."""
 LATE = "100000"
 """Microseconds by which a stream begins its work later: what does not wait for it sees the bytes from before."""
 ZEROS = np.zeros(PAGE, np.uint8)
@@ -80,6 +82,7 @@ def event(acl):
 def kv(copies):
     """Two pages of device memory that torch_npu allocated elsewhere, declared to the library."""
     memory = np.full(2 * PAGE, 255, np.uint8)
+    DECLARED.append(memory)
     copies.declare(memory.ctypes.data, memory.nbytes)
     copies.collect()
     return memory

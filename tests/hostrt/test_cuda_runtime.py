@@ -14,6 +14,8 @@ UCM = ucm.shared_objects()
 SUCCESS, INVALID_VALUE, INVALID_DEVICE = 0, 1, 101
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 PAGE = 4096
+DECLARED = []
+"""What was declared stays device memory for good, so nobody else may get these addresses."""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,7 @@ def stream(cuda):
 def kv(copies):
     """Two pages of device memory that the runtime did not allocate, declared to it."""
     memory = np.full(2 * PAGE, 255, np.uint8)
+    DECLARED.append(memory)
     copies.declare(memory.ctypes.data, memory.nbytes)
     copies.collect()
     return memory
