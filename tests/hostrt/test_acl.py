@@ -17,8 +17,8 @@ NOT_RECORDED, RECORDED = 0, 1
 PAGE = 4096
 DECLARED = []
 """What was declared stays device memory for good, so nobody else may get these addresses."""
-LATE = "100000"
-"""Microseconds by which a stream begins its work later: what does not wait for it sees the bytes from before."""
+LATE = "20000"
+"""Microseconds by which a stream begins its work later: who does not wait for it sees the bytes from before."""
 ZEROS = np.zeros(PAGE, np.uint8)
 """What is loaded; it outlives every stream."""
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -64,10 +64,22 @@ def stream(acl):
 
 
 @pytest.fixture
-def late_stream(acl, monkeypatch):
+def gate():
+    """Opened when the stream that waits for it may go on."""
+    opened = threading.Event()
+    yield opened
+    opened.set()
+
+
+@pytest.fixture
+def late_stream(acl, gate, monkeypatch):
+    """A stream that does nothing before the gate is opened, and everything after it late."""
     monkeypatch.setenv("KVPROOF_STREAM_DELAY_US", LATE)
     handle = made(acl.aclrtCreateStream)
+    wait = CALLBACK(lambda data: gate.wait() and None)
+    assert acl.aclrtLaunchHostFunc(handle, wait, None) == SUCCESS
     yield handle
+    gate.set()
     assert acl.aclrtDestroyStream(handle) == SUCCESS
 
 
@@ -101,7 +113,7 @@ def test_a_stream_works_in_order_and_is_waited_for(acl, stream, kv):
 
 
 @pytest.mark.parametrize("wait", ["stream", "device", "event"])
-def test_a_copy_is_late_until_somebody_waits(acl, late_stream, event, kv, wait):
+def test_a_copy_is_late_until_somebody_waits(acl, late_stream, gate, event, kv, wait):
     status = ctypes.c_int()
     assert load(acl, kv, ZEROS, late_stream) == SUCCESS
     assert acl.aclrtRecordEvent(event, late_stream) == SUCCESS
@@ -110,6 +122,7 @@ def test_a_copy_is_late_until_somebody_waits(acl, late_stream, event, kv, wait):
     assert acl.aclrtQueryEventStatus(event, ctypes.byref(status)) == SUCCESS
     assert status.value == NOT_RECORDED
     assert (kv[:PAGE] == 255).all()
+    gate.set()
     assert {
         "stream": lambda: acl.aclrtSynchronizeStream(late_stream),
         "device": acl.aclrtSynchronizeDevice,
@@ -121,21 +134,23 @@ def test_a_copy_is_late_until_somebody_waits(acl, late_stream, event, kv, wait):
     assert status.value == RECORDED
 
 
-def test_one_stream_waits_for_another_through_an_event(acl, stream, late_stream, event, kv):
+def test_one_stream_waits_for_another_through_an_event(acl, stream, late_stream, gate, event, kv):
     back = np.full(PAGE, 9, np.uint8)
     assert load(acl, kv, ZEROS, late_stream) == SUCCESS
     assert acl.aclrtRecordEvent(event, late_stream) == SUCCESS
     assert acl.aclrtStreamWaitEvent(stream, event) == SUCCESS
     assert acl.aclrtMemcpyAsync(back.ctypes.data, PAGE, kv.ctypes.data, PAGE, TO_HOST, stream) == SUCCESS
+    gate.set()
     assert acl.aclrtSynchronizeStream(stream) == SUCCESS
     assert (back == 0).all()
 
 
-def test_an_event_may_be_destroyed_while_a_stream_still_waits_for_it(acl, stream, late_stream, kv):
+def test_an_event_may_be_destroyed_while_a_stream_still_waits_for_it(acl, stream, late_stream, gate, kv):
     event = made(acl.aclrtCreateEvent)
     assert load(acl, kv, ZEROS, late_stream) == SUCCESS
     assert acl.aclrtRecordEvent(event, late_stream) == acl.aclrtStreamWaitEvent(stream, event) == SUCCESS
     assert acl.aclrtDestroyEvent(event) == SUCCESS
+    gate.set()
     assert acl.aclrtSynchronizeStream(stream) == acl.aclrtSynchronizeStream(late_stream) == SUCCESS
 
 
@@ -146,12 +161,13 @@ def test_an_event_recorded_where_nothing_is_under_way_is_reached_at_once(acl, st
     assert status.value == RECORDED
 
 
-def test_a_host_function_comes_after_the_work_before_it(acl, late_stream, kv):
+def test_a_host_function_comes_after_the_work_before_it(acl, late_stream, gate, kv):
     seen = []
     function = CALLBACK(lambda data: seen.append((data, int(kv[0]))))
     assert load(acl, kv, ZEROS, late_stream) == SUCCESS
     assert acl.aclrtLaunchHostFunc(late_stream, function, 5) == SUCCESS
     assert seen == []
+    gate.set()
     assert acl.aclrtSynchronizeStream(late_stream) == SUCCESS
     assert seen == [(5, 0)]
 
