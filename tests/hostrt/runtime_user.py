@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from kvproof.hostrt import build
@@ -11,6 +12,19 @@ CALLED = ("cudaMalloc", "cudaMemcpyAsync", "cudaLaunchKernel", "cudaFrobnicate",
 """What the user leaves undefined; the fourth exists nowhere."""
 ACL_CALLED = ("aclrtMalloc", "aclrtMemcpyAsync", "aclrtFrobnicate")
 """The same for a user of ACL; the last exists nowhere."""
+
+PAGE = 4096
+_DECLARED = []
+
+
+def declared_pages(copies):
+    """Two pages of device memory that the library did not allocate, declared to it. They stay so for good, so nobody
+    else may ever get these addresses."""
+    memory = np.full(2 * PAGE, 255, np.uint8)
+    _DECLARED.append(memory)
+    copies.declare(memory.ctypes.data, memory.nbytes)
+    copies.collect()
+    return memory
 
 
 def user_of(names, folder):

@@ -5,18 +5,15 @@ import threading
 
 import numpy as np
 import pytest
-from runtime_user import ACL_CALLED, built_for, in_child
+from runtime_user import ACL_CALLED, PAGE, built_for, declared_pages, in_child
 
 from kvproof.hostrt import libraries
 from kvproof.platforms.native_copies import NativeCopies
 
 SUCCESS, INVALID_PARAM, THREAD_SUBSCRIBE, REPORT_TIMEOUT = 0, 100000, 107012, 507012
-TO_DEVICE, TO_HOST, ON_DEVICE, INNER = 1, 2, 3, 6
+TO_DEVICE, TO_HOST, INNER = 1, 2, 6
 COMPLETE, NOT_READY = 0, 1
 NOT_RECORDED, RECORDED = 0, 1
-PAGE = 4096
-DECLARED = []
-"""What was declared stays device memory for good, so nobody else may get these addresses."""
 LATE = "20000"
 """Microseconds by which a stream begins its work later: who does not wait for it sees the bytes from before."""
 ZEROS = np.zeros(PAGE, np.uint8)
@@ -92,12 +89,7 @@ def event(acl):
 
 @pytest.fixture
 def kv(copies):
-    """Two pages of device memory that torch_npu allocated elsewhere, declared to the library."""
-    memory = np.full(2 * PAGE, 255, np.uint8)
-    DECLARED.append(memory)
-    copies.declare(memory.ctypes.data, memory.nbytes)
-    copies.collect()
-    return memory
+    return declared_pages(copies)
 
 
 def load(acl, kv, page, stream):

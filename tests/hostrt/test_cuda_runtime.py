@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from runtime_user import in_child
+from runtime_user import PAGE, declared_pages, in_child
 
 from kvproof.hostrt import build, elf, libraries
 from kvproof.platforms import ucm
@@ -13,9 +13,6 @@ from kvproof.platforms.native_copies import NativeCopies
 UCM = ucm.shared_objects()
 SUCCESS, INVALID_VALUE, INVALID_DEVICE = 0, 1, 101
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
-PAGE = 4096
-DECLARED = []
-"""What was declared stays device memory for good, so nobody else may get these addresses."""
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +39,7 @@ def stream(cuda):
 
 @pytest.fixture
 def kv(copies):
-    """Two pages of device memory that the runtime did not allocate, declared to it."""
-    memory = np.full(2 * PAGE, 255, np.uint8)
-    DECLARED.append(memory)
-    copies.declare(memory.ctypes.data, memory.nbytes)
-    copies.collect()
-    return memory
+    return declared_pages(copies)
 
 
 def test_allocations_are_memory(cuda):

@@ -52,7 +52,7 @@ def install() -> int:
         _libraries.append(library)
         for name in names:
             if name.startswith(f"{namespace}::"):
-                library.impl(name, _on_host(_operator(name)) if namespace == "aten" else _refused(name), KEY)
+                library.impl(name, _on_host(_operator(name)) if namespace == "aten" else refused(name), KEY)
     return len(names)
 
 
@@ -89,7 +89,9 @@ def _operator(name: str) -> Any:
     return None if packet is None else getattr(packet, overload or "default", None)
 
 
-def _refused(name: str) -> Callable[..., Any]:
+def refused(name: str) -> Callable[..., Any]:
+    """What stands in for a kernel without a host twin: it raises with the operator's name."""
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
         del args, kwargs
         raise NotImplementedError(f"kvproof ascend-sim: {name} is an NPU kernel and has no host twin")

@@ -6,9 +6,9 @@ runs, so nobody reads it. Any other operator is missing and says so when it is c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from kvproof.platforms.ascend_sim.kernels import refused
 from kvproof.platforms.hostcopy import HOST_COPIER, CopyBatch
 
 KERNEL_PLANS = (
@@ -40,7 +40,7 @@ def define_operators() -> None:
     for name in KERNEL_PLANS:
         setattr(torch.ops._C_ascend, name, _no_plan)
     for name in KERNELS_HELD:
-        setattr(torch.ops._C_ascend, name, _refused(name))
+        setattr(torch.ops._C_ascend, name, refused(f"_C_ascend.{name}"))
     _libraries.append(library)
 
 
@@ -56,14 +56,6 @@ def _no_plan(*args: Any, **kwargs: Any) -> Any:
 
     del args, kwargs
     return torch.tensor(NO_PLAN, dtype=torch.int32, device="npu")
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
-        raise NotImplementedError(f"kvproof ascend-sim: _C_ascend.{name} is an NPU kernel and has no host twin")
-
-    return refuse
 
 
 def copy_at_once(copy_backend: Any) -> None:
