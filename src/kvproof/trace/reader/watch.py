@@ -165,7 +165,7 @@ def draw(picture: Picture, damage: Damage, now: float) -> RenderableType:
     from rich.text import Text
 
     if picture.first is None:
-        return Text(printable(f"{picture.path}: waiting for the first line"), style="yellow")
+        return Text(printable(f"waiting for the first line in {picture.path}"), style="yellow")
     steps, tokens = picture.rates(now)
     grid = Table.grid(padding=(0, 2))
     for _ in range(2):
