@@ -155,12 +155,13 @@ def test_the_compiler_named_by_cc_is_asked(
     assert doctor._compiler().version == version
 
 
-def test_amx_is_read_from_the_kernel(tmp_path: Path) -> None:
-    (tmp_path / "with").write_text("flags : fpu amx_bf16 amx_tile\n")
-    (tmp_path / "without").write_text("flags : fpu\n")
-    assert doctor._amx(tmp_path / "with") is True
-    assert doctor._amx(tmp_path / "without") is False
-    assert doctor._amx(tmp_path / "absent") is None
+@pytest.mark.parametrize("flag", ["amx_tile", "avx512_bf16"])
+def test_features_of_the_cpu_are_read_from_the_kernel(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "with").write_text(f"flags : fpu {flag} avx\n")
+    (tmp_path / "without").write_text(f"flags : fpu {flag}_more\n")
+    assert doctor._flag(flag, tmp_path / "with") is True
+    assert doctor._flag(flag, tmp_path / "without") is False
+    assert doctor._flag(flag, tmp_path / "absent") is None
 
 
 SAY = "import json\ndef say(**a): print(MARK + json.dumps(a), flush=True)\n"
@@ -226,35 +227,38 @@ def test_an_interpreter_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> No
     assert "cannot be started" in probes[0].detail
 
 
-def diagnosis(cpu_runs: bool) -> doctor.Diagnosis:
+def diagnosis(*running: str) -> doctor.Diagnosis:
     return doctor.Diagnosis(
         python="3.11.7",
         system="Linux",
         amx=None,
+        avx512_bf16=None,
         compiler=doctor.Compiler(None, None, "get one"),
         engine=(doctor.Package("torch", None, "tensors", "make env"),),
         connectors=(),
-        platforms=(doctor.Platform("cpu", cpu_runs, "because [/not markup]", ""),),
+        platforms=tuple(
+            doctor.Platform(name, name in running, "because [/not markup]", "") for name in ("cpu", "cuda-sim")
+        ),
         probes=(doctor.Probe("vllm", False, "ImportError: [bold]x[/nope]", 0.0),),
         registered=(doctor.Connector("C", False, "KeyError: '[/]'"),),
     )
 
 
-@pytest.mark.parametrize(("cpu_runs", "code"), [(True, 0), (False, 3)])
-def test_the_exit_code_says_whether_the_cpu_platform_can_run(
-    cpu_runs: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("running", "code"), [(("cpu",), 0), (("cuda-sim",), 0), ((), 3)])
+def test_the_exit_code_says_whether_a_platform_can_run(
+    running: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "diagnose", lambda deep: diagnosis(cpu_runs))
+    monkeypatch.setattr(command, "diagnose", lambda deep: diagnosis(*running))
     parser = argparse.ArgumentParser()
     command.add_parser(parser.add_subparsers(required=True))
     args = parser.parse_args(["doctor", "--json", "--deep"])
     assert args.run(args) == code
-    assert json.loads(capsys.readouterr().out)["healthy"] is cpu_runs
+    assert json.loads(capsys.readouterr().out)["healthy"] is bool(running)
 
 
 def test_the_tables_show_error_lines_as_they_are() -> None:
     console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
-    command.render(diagnosis(False), console)
+    command.render(diagnosis(), console)
     text = console.export_text()
     for words in ("because [/not markup]", "ImportError: [bold]x[/nope]", "KeyError: '[/]'", "make env", "get one"):
         assert words in text

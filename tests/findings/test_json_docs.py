@@ -5,15 +5,26 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from kvproof import layout
+from kvproof.engine import doctor
 from kvproof.findings import bytemap, case, compare, evidence, model
 from kvproof.layout import diff
 from kvproof.oracles import engine_answers, registry
+from kvproof.trace.reader import explain, summary
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+
+
+def public(module: ModuleType) -> list[type]:
+    """Dataclasses that a module defines."""
+    own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    return [value for value in own if dataclasses.is_dataclass(value) and not value.__name__.startswith("_")]
+
+
 CLASSES = [
     model.Report,
     model.OracleResult,
@@ -32,6 +43,7 @@ CLASSES = [
     compare.Criterion,
     diff.Fact,
     diff.Change,
+    *(value for module in (summary, explain) for value in public(module)),
 ]
 
 
@@ -51,6 +63,13 @@ def test_every_field_is_described_in_its_own_table(cls):
     assert {field.name for field in dataclasses.fields(cls)} <= known
 
 
+def test_everything_the_doctor_says_is_described():
+    start = DOCUMENT.index("\n## kvproof doctor --json\n")
+    known = set(re.findall(r"`(\w+)`", DOCUMENT[start : DOCUMENT.index("\n## ", start + 1)]))
+    kinds = (doctor.Diagnosis, doctor.Package, doctor.Compiler, doctor.Platform, doctor.Probe, doctor.Connector)
+    assert {field.name for kind in kinds for field in dataclasses.fields(kind)} <= known
+
+
 def test_no_public_dataclass_is_forgotten():
     public = {value for module in (model, case) for value in vars(module).values() if dataclasses.is_dataclass(value)}
     assert public <= set(CLASSES)
@@ -59,7 +78,8 @@ def test_no_public_dataclass_is_forgotten():
 def test_files_schemas_and_states():
     for name in evidence.FILES:
         assert f"`{name}`" in DOCUMENT
-    for schema in ("case", "layout", "report", "findings", "counters", "compare", "layout-diff", "ablate", "platforms"):
+    files = ("case", "layout", "report", "findings", "counters")
+    for schema in (*files, "compare", "layout-diff", "ablate", "platforms", "doctor"):
         assert f"`kvproof.{schema}/1`" in DOCUMENT
     for _, state, _ in bytemap.STATES:
         assert f"`{state}`" in DOCUMENT or state == "unknown"

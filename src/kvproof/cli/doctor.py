@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="what is installed here, which platforms can run, what is missing",
-        description="Exit code 0 where the cpu platform can run, 3 where it cannot.",
+        description="Exit code 0 where a platform can run, 3 where none can.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the diagnosis; 0 where the cpu platform can run, 3 where it cannot."""
+    """Print the diagnosis; 0 where a platform can run, 3 where none can."""
     diagnosis = diagnose(deep=args.deep)
     if args.json:
         print(json.dumps(diagnosis.to_json(), indent=2))
@@ -43,6 +43,11 @@ def run(args: argparse.Namespace) -> int:
 def render(diagnosis: Diagnosis, console: Console) -> None:
     """The diagnosis as tables, with the platforms last: they are the answer."""
     amx = {True: "yes", False: "no: vLLM's FP8 and MXFP4 kernels refuse this CPU", None: "unknown"}
+    bf16 = {
+        True: "yes: vLLM's CPU build keeps the states of gated delta nets in float32",
+        False: "no: vLLM's CPU build keeps the states of gated delta nets in the model's type",
+        None: "unknown",
+    }
     compiler = diagnosis.compiler
     _table(
         console,
@@ -52,6 +57,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
             ("python", diagnosis.python),
             ("system", diagnosis.system),
             ("AMX tiles", amx[diagnosis.amx]),
+            ("AVX512_BF16", bf16[diagnosis.avx512_bf16]),
             ("C compiler", compiler.version or f"missing: {compiler.hint}"),
         ],
     )

