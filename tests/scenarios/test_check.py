@@ -131,18 +131,41 @@ def test_evidence_is_complete(check, tmp_path):
     assert layout == {"schema": "kvproof.layout/1", **report["layout"]}
 
 
+@pytest.fixture
+def processor(monkeypatch):
+    """Lets vLLM plan for a processor with these features: ``processor(amx_tile=False)``."""
+
+    def declare(**features):
+        monkeypatch.setenv("PYTHONPATH", f"{SUPPORT / 'processor'}:{SUPPORT}")
+        monkeypatch.setenv("TEST_PROCESSOR", " ".join(f"{name}={value:d}" for name, value in features.items()))
+
+    return declare
+
+
 @pytest.mark.parametrize(
-    ("model", "arguments", "reason"),
-    [
-        ("gpt-oss-20b", (), "MXFP4"),
-        ("qwen2.5-vl-3b", (), "inspected"),
-        ("tiny-deepseek-v3", (), "prefix caching off"),
-    ],
+    ("model", "reason"),
+    [("gpt-oss-20b", "MXFP4"), ("qwen2.5-vl-3b", "inspected"), ("tiny-deepseek-v3", "prefix caching off")],
 )
-def test_what_vllm_cannot_do_is_unsupported_with_its_reason(check, model, arguments, reason):
-    code, report = check(model, *arguments)
+def test_what_vllm_cannot_do_is_unsupported_with_its_reason(check, processor, model, reason):
+    processor(amx_tile=False)
+    code, report = check(model)
     assert (code, report["verdict"]) == (3, "UNSUPPORTED")
     assert reason in report["reason"]
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "tiny-deepseek-v3"])
+def test_a_processor_with_amx_can_do_more(check, processor, model):
+    processor(amx_tile=True, avx512_bf16=True)
+    code, report = check(model, "--mode", "bulk")
+    assert (code, report["verdict"], report["findings"]) == (0, "PASS", [])
+
+
+@pytest.mark.parametrize(("avx512_bf16", "block"), [(False, 96), (True, 160)])
+def test_the_processor_decides_the_blocks_of_gated_delta_nets(check, processor, avx512_bf16, block):
+    processor(amx_tile=False, avx512_bf16=avx512_bf16)
+    code, report = check("tiny-qwen3-next", "--block-size", "32", "--mode", "bulk")
+    assert (code, report["verdict"], report["findings"]) == (0, "PASS", [])
+    assert {group["block_size"] for group in report["layout"]["groups"]} == {block}
 
 
 @pytest.mark.parametrize(
