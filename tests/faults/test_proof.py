@@ -194,3 +194,12 @@ def test_a_fault_that_does_not_fit_starts_no_engine(monkeypatch: pytest.MonkeyPa
 
 def test_a_case_knows_nothing_of_faults() -> None:
     assert "fault" not in {field.name for field in dataclasses.fields(Case)}
+
+
+@pytest.mark.parametrize("connector", ["UCM", "UCMLayerwise"])
+def test_a_connector_that_moves_bytes_by_itself_is_refused_in_one_line(connector, capsys):
+    assert main(["faults", "--connector", connector]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"kvproof faults: --connector {connector}: its own binaries move the bytes")
+    assert said.count("\n") == 1
+    assert "SimpleCPUOffloadConnector" in said

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 from fake_ground import CELL, COLD, HEADS, LAYERS, PAGE, ROWS, FakeGround, with_local
@@ -12,7 +15,7 @@ from kvproof.faults.catalogue import CATALOGUE
 from kvproof.faults.contents import exchange_at, exchange_halves, planes_as_heads, through_float16
 from kvproof.faults.model import DENSE, Fault
 from kvproof.faults.pages import Pages, Place, bytes_at
-from kvproof.faults.transfer import LOAD, SAVE, batch_of, runs
+from kvproof.faults.transfer import LOAD, SAVE, batch_of, runs, whole
 from kvproof.layout import Axis, Field, Group, Layout, Resource, Storage
 
 NUM_BLOCKS = 12
@@ -79,6 +82,30 @@ def test_the_witness_calls_a_byte_outside_the_load_stray() -> None:
         ground.copy(LOAD, ground.transfer(LOAD).moves)
         bytes_at(ground.pages.address(1, 0), PAGE)[3] ^= 1
     assert [(w.place, w.stray) for w in ground.witness.wrong] == [(Place(0, LAYERS[1], "K", 0, 3), True)]
+
+
+def test_what_is_replaced_before_it_is_read_is_not_wrong() -> None:
+    ground = FakeGround(NUM_BLOCKS, [1, 3], [5, 7])
+    with ground.witness.watch(ground.transfer(LOAD), frozenset({0})):
+        ground.copy(LOAD, ground.transfer(LOAD).moves)
+        for block in (0, 2):
+            bytes_at(ground.pages.address(1, block), PAGE)[3] ^= 1
+    assert [w.place for w in ground.witness.wrong] == [Place(0, LAYERS[1], "K", 2, 3)]
+
+
+@given(
+    ground=grounds(),
+    cuts=st.lists(st.integers(1, PAGE - 1), max_size=3, unique=True),
+    direction=st.sampled_from([LOAD, SAVE]),
+)
+def test_parts_of_a_page_are_one_move_again(ground: FakeGround, cuts: list[int], direction: str) -> None:
+    moves = list(ground.transfer(direction).moves)
+    bounds = [0, *sorted(cuts), PAGE]
+    parts = [m.part(a, b - a) for m in moves for a, b in itertools.pairwise(bounds)]
+    assert whole(parts) == moves
+    assert whole(moves) == moves  # neighbours in another block, or of another layer, stay moves of their own
+    apart = [dataclasses.replace(m, store=m.store + n) for n, m in enumerate(parts)]
+    assert whole(apart) == apart  # the store has something between them
 
 
 def test_only_the_first_wrong_transfer_counts() -> None:

@@ -190,7 +190,11 @@ class WindowTablesExchanged(Fault):
     stands_for = ("A10", "A89")
     oracle = "provenance"
     model = WINDOWED
-    unfit = unfit(ExampleConnector=ONE_GROUP)
+    unfit = unfit(
+        ExampleConnector=ONE_GROUP,
+        AscendStoreConnector="it moves a block in the memory of its own group's layers only, where the other group's "
+        "block has no page: nothing foreign is read, pages stay unloaded",
+    )
 
     def route(self, transfer: Transfer, ground: Ground) -> Iterable[Move]:
         first, second = [g.id for g in ground.pages.layout.groups if g.rule == "window"][:2]

@@ -7,6 +7,9 @@ from typing import Any
 from kvproof.faults.model import Fault, Ground, Lookup, unfit
 
 
+SYNCHRONOUS = "its loads are synchronous; nothing is reported"
+
+
 class HitLongerThanSaved(Fault):
     """The lookup counts one block more than was saved; its tokens are taken as computed."""
 
@@ -29,6 +32,7 @@ class HitShorterThanSaved(Fault):
 
     stands_for = ("A31", "A40")
     oracle = "hit_length"
+    may_stop = True
 
     def look_up(self, production: Lookup, request: Any, label: str, computed: int, ground: Ground) -> Any:
         hit, later = production(request, computed)
@@ -85,7 +89,10 @@ class KeyCollision(Fault):
     stands_for = ("A22", "A24", "A26", "A47")
     oracle = "provenance"
     story = "together"
-    unfit = unfit(ExampleConnector="it makes its key in four places from the token ids; none of them is the lookup")
+    unfit = unfit(
+        ExampleConnector="it makes its key in four places from the token ids; none of them is the lookup",
+        AscendStoreConnector="it asks the request for its keys once more when it loads",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +117,7 @@ class LoadNeverFinishes(Fault):
     stands_for = ("A74", "A42")
     oracle = "lifecycle"
     may_stop = True
-    unfit = unfit(ExampleConnector="its loads are synchronous; nothing is reported")
+    unfit = unfit(ExampleConnector=SYNCHRONOUS, AscendStoreConnector=SYNCHRONOUS)
 
     def report(self, loaded: set[str]) -> set[str]:
         self.request = self.request or min(loaded, default=None)

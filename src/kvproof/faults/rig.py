@@ -6,8 +6,8 @@ the only part of this package that touches vLLM objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -16,7 +16,7 @@ from kvproof.engine.harness import Harness, Tracked
 from kvproof.faults import torch_copies
 from kvproof.faults.model import Expected, Fault
 from kvproof.faults.pages import NULL_BLOCK, Pages, Place
-from kvproof.faults.transfer import LOAD, SAVE, Move, Owner, Transfer, batch_of
+from kvproof.faults.transfer import LOAD, SAVE, Move, Owner, Transfer, batch_of, whole
 from kvproof.faults.witness import Prefix, Witness
 from kvproof.platforms.hostcopy import HOST_COPIER, CopyBatch
 
@@ -94,11 +94,21 @@ class Rig:
         self.harness.attend = read  # type: ignore[method-assign]
 
     def _copy(self, batch: CopyBatch) -> None:
-        transfer = self._transfer(batch) if self.fault is not None else None
+        with self._noting_mistakes():
+            transfer = self._transfer(batch) if self.fault is not None else None
         if transfer is None:
             self._production_copy(batch)
         else:
             self.carry(transfer)
+
+    @contextmanager
+    def _noting_mistakes(self) -> Iterator[None]:
+        """Some connectors swallow what is raised under them; a mistake of ours must not pass for a fault's effect."""
+        try:
+            yield
+        except Exception as error:
+            self.mistake = f"{type(error).__name__}: {error}"
+            raise
 
     def _transfer(self, batch: CopyBatch) -> Transfer | None:
         """The batch in terms of pages, or None where it does not touch KV memory."""
@@ -110,7 +120,7 @@ class Rig:
             if move is None:
                 return None
             moves.append(move)
-        return Transfer(LOAD if load else SAVE, tuple(moves)) if moves else None
+        return Transfer(LOAD if load else SAVE, tuple(whole(moves))) if moves else None
 
     def move(self, kv: int, store: int, nbytes: int) -> Move | None:
         """A move of the page at ``kv``, or None where that is not KV memory."""
@@ -127,13 +137,9 @@ class Rig:
         if self.fault is None:
             self.copy(transfer.direction, transfer.moves)
             return
-        with self.witness.watch(transfer):
+        with self._noting_mistakes(), self.witness.watch(transfer, self._replaced()):
             self._meant = {m.block for m in transfer.moves}
-            try:
-                self.fault.carry(transfer, self)
-            except Exception as error:
-                self.mistake = f"{type(error).__name__}: {error}"
-                raise
+            self.fault.carry(transfer, self)
 
     # ------------------------------------------------------------------ Ground
 
@@ -148,6 +154,17 @@ class Rig:
     def elsewhere(self) -> AbstractContextManager[None]:
         """See ``Ground``."""
         return self.witness.watch(Transfer(LOAD, ()))
+
+    def _replaced(self) -> frozenset[int]:
+        """Blocks that states of loading requests go on in: a connector may write them, vLLM replaces what is there."""
+        blocks: set[int] = set()
+        for request in self.harness.tracked.values():
+            if request.external and not request.loaded:
+                for index, table in enumerate(request.tables):
+                    group = self.harness.groups[index]
+                    if group.rule == "state":
+                        blocks |= set(table[(request.local + request.external) // group.block_size :])
+        return frozenset(blocks)
 
     def _outside(self, moves: list[Move]) -> list[Place]:
         found: dict[int, Place] = {}

@@ -24,6 +24,8 @@ REFUSED, BROKEN = 3, 4
 """Exit codes of the child: vLLM does not stage the case; the engine broke and the rest needs a fresh one."""
 MAX_MODEL_LEN = 1024
 FAULT = "fault "
+PLANTABLE = sorted(name for name, profile in connectors.PROFILES.items() if profile.module_path is None)
+"""Connectors of vLLM and vllm-ascend: their copies are made by the one host copier, or by torch operators."""
 
 
 @dataclass
@@ -64,8 +66,13 @@ def prove(
 ) -> Proof:
     """Plant every fault in ``connector``. ``where`` says the platform and runner, its model counts for nothing.
 
-    ValueError for a connector name that cannot be one, and where the platform cannot run here.
+    ValueError for a connector whose transfers no fault can reach, and where the platform cannot run here.
     """
+    if connector not in PLANTABLE:
+        raise ValueError(
+            f"--connector {connector}: its own binaries move the bytes, no fault can be planted between; "
+            f"limit {', '.join(PLANTABLE)}"
+        )
     begin = time.monotonic()
     proof = Proof(connector, platform=where.platform)
     found: dict[str, Outcome] = {}

@@ -69,6 +69,25 @@ def batch_of(direction: str, moves: Iterable[Move]) -> CopyBatch:
     return CopyBatch(store, kv, sizes) if direction == LOAD else CopyBatch(kv, store, sizes)
 
 
+def whole(moves: Iterable[Move]) -> list[Move]:
+    """Moves with the parts of a page put together again: some connectors move K and V, or the parts of a state, apart.
+
+    Parts belong together where one begins behind the other on both sides, in one block and one layer.
+    """
+    found: list[Move] = []
+    for move in moves:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and (last.block, last.layer, last.owner) == (move.block, move.layer, move.owner)
+            and (last.kv + last.nbytes, last.store + last.nbytes) == (move.kv, move.store)
+        ):
+            found[-1] = dataclasses.replace(last, nbytes=last.nbytes + move.nbytes)
+        else:
+            found.append(move)
+    return found
+
+
 def runs(moves: Iterable[Move]) -> list[list[Move]]:
     """The moves of one request and one layer together, in their order."""
     found: dict[tuple[str, str], list[Move]] = {}

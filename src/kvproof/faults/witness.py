@@ -47,8 +47,8 @@ class Witness:
         self.wrong = []
 
     @contextlib.contextmanager
-    def watch(self, transfer: Transfer) -> Iterator[None]:
-        """Around the execution of ``transfer`` in whatever faulty way."""
+    def watch(self, transfer: Transfer, replaced: frozenset[int] = frozenset()) -> Iterator[None]:
+        """Around the execution of ``transfer`` in whatever faulty way. What ``replaced`` blocks hold is never read."""
         if not transfer.load:
             self._remember(transfer)
         right = self._pages.snapshot()
@@ -59,7 +59,10 @@ class Witness:
                 self._write(right, move)
         yield
         if not self.wrong:
-            self.wrong = self._compare(right, meant)
+            self.wrong = [
+                wrong for wrong in self._compare(right, meant)
+                if wrong.place.block not in replaced or wrong.place.resource == "padding"
+            ]  # fmt: skip
 
     def stored(self, label: str, move: Move) -> int | None:
         """Address of the true bytes of the page at the same index of the request with ``label``."""
