@@ -6,7 +6,6 @@ from typing import Any
 
 from kvproof.faults.model import Fault, Ground, Lookup, unfit
 
-
 SYNCHRONOUS = "its loads are synchronous; nothing is reported"
 
 
