@@ -5,7 +5,10 @@ Both are resolved to blocks here. Whether those blocks were allowed is for the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import thread
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +78,18 @@ class AddressMap:
                 crossing[hit] = (rest + sizes > limit)[hit]
         return inside, block, crossing
 
+    def starts(
+        self, addresses: np.ndarray[Any, Any], block: np.ndarray[Any, Any], mine: np.ndarray[Any, Any]
+    ) -> dict[int, tuple[int, int]]:
+        """First address used of each block, as (storage, byte in it); ``block`` as :meth:`resolve` answers."""
+        starts: dict[int, tuple[int, int]] = {}
+        chosen = np.flatnonzero(mine & (block >= 0))
+        for at in chosen[np.unique(block[chosen], return_index=True)[1]].tolist():
+            storage = self.storage_of(int(addresses[at]))
+            if storage is not None:
+                starts[int(block[at])] = (storage, int(addresses[at]) - self.bases[storage])
+        return starts
+
     def _layer_outermost(self, family: FrameFamily) -> bool:
         return family.block_stride == family.nbytes
 
@@ -113,7 +128,7 @@ class CopyRecorder:
                     write, "copy", int(mine.sum()), int(batch.sizes[mine].sum()),
                     set(block[mine & (block >= 0)].tolist()), int((mine & (block < 0)).sum()),
                     int((mine & cross).sum()), first,
-                    self._starts(batch.targets if write else batch.sources, block, mine),
+                    self._map.starts(batch.targets if write else batch.sources, block, mine),
                 )
             )  # fmt: skip
             past_end = mine & self._leaves_storage(batch.targets if write else batch.sources, batch.sizes)
@@ -133,15 +148,6 @@ class CopyRecorder:
         keep &= ~lost
         return CopyBatch(batch.sources[keep], batch.targets[keep], batch.sizes[keep], batch.reads[keep])
 
-    def _starts(self, addresses: Any, block: Any, mine: Any) -> dict[int, tuple[int, int]]:
-        """First address used of each block, as (storage, byte in it)."""
-        starts: dict[int, tuple[int, int]] = {}
-        for at in np.flatnonzero(mine & (block >= 0)).tolist():
-            storage = self._map.storage_of(int(addresses[at]))
-            if storage is not None:
-                starts.setdefault(int(block[at]), (storage, int(addresses[at]) - self._map.bases[storage]))
-        return starts
-
     def _leaves_storage(self, addresses: Any, sizes: Any) -> Any:
         ends = addresses.astype(np.int64) + sizes
         leaves = np.zeros(ends.shape, np.bool_)
@@ -152,64 +158,143 @@ class CopyRecorder:
 
 
 class TorchRecorder(TorchDispatchMode):
-    """Sees every torch operator a connector runs and reports those that index or write KV memory."""
+    """Sees every torch operator a connector runs and reports those that read or write KV memory.
 
-    _INDEXED_READS = ("aten.index.Tensor", "aten.index_select.default", "aten.gather.default")
-    _INDEXED_WRITES = ("aten.index_put_.default", "aten.index_copy_.default", "aten._index_put_impl_.default")
-    _PLAIN_WRITES = ("aten.copy_.default", "aten.fill_.Scalar", "aten.zero_.default", "aten.set_.source_Tensor")
+    Which argument an operator writes, and which it only makes a view of, its schema says; so does it where the operator
+    picks by index. Operators of others than torch take whole caches and touch a part that no schema tells: unreported.
+    """
+
+    _NOTHING_READ = ("_like", "new_", "_unsafe_view")
+    """Parts of names of operators that look at a tensor's shape and type only."""
 
     def __init__(self, addresses: AddressMap, report: Callable[[Access], None]) -> None:
         super().__init__()
         self._map = addresses
         self._report = report
+        # Pages begin and end at multiples of this: a run of as many bytes lies in two of them at most.
+        self._grain = math.gcd(*(n for f in addresses.families for n in (f.offset, f.nbytes, f.block_stride))) or 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func)
-        first = args[0] if args else None
-        if isinstance(first, torch.Tensor) and first.device.type != "meta" and self._in_kv(first):
-            if name in self._INDEXED_READS:
-                self._indexed(first, args[1], write=False)
-            elif name in self._INDEXED_WRITES:
-                self._indexed(first, args[1], write=True)
-            elif name in self._PLAIN_WRITES:
-                self._whole(first, write=True)
-            elif name == "aten.clone.default":
-                self._whole(first, write=False)
-        elif name == "aten.copy_.default" and isinstance(args[1], torch.Tensor) and self._in_kv(args[1]):
-            self._whole(args[1], write=False)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.namespace == "aten" and torch.Tag.inplace_view not in func.tags:
+            self._look(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
+        given = {a.name: args[n] if n < len(args) else kwargs.get(a.name) for n, a in enumerate(func._schema.arguments)}
+        for argument in func._schema.arguments:
+            write = argument.alias_info is not None and argument.alias_info.is_write
+            if argument.alias_info is not None and not write:
+                continue  # a view of it is made
+            if not write and any(part in func._opname for part in self._NOTHING_READ):
+                continue
+            for tensor in _tensors(given[argument.name]):
+                if self._in_kv(tensor):
+                    # Only the first argument is picked from: the others are sources and masks of the same size.
+                    picked, shape = self._picked(tensor, given) if argument.name == "self" else ({}, tensor.shape)
+                    self._access(tensor, picked, shape, write)
+
+    @staticmethod
+    def _picked(tensor: torch.Tensor, given: dict[str, Any]) -> tuple[dict[int, torch.Tensor], Sequence[int]]:
+        """Axis -> index tensor, in torch's two ways of saying so; and how far the other axes are used."""
+        dim, along = given.get("dim"), given.get("index")
+        if isinstance(dim, int) and isinstance(along, torch.Tensor) and tensor.dim():
+            # gather and scatter pick element by element: any of these indices at any place the index reaches.
+            shape = along.shape if along.dim() == tensor.dim() else tensor.shape
+            return {dim % tensor.dim(): along.unique()}, shape
+        picked: dict[int, torch.Tensor] = {}
+        axis = 0
+        for index in given.get("indices") or ():
+            if index is None:
+                axis += 1
+            elif index.dtype in (torch.bool, torch.uint8):
+                for column in index.nonzero(as_tuple=True):
+                    picked[axis] = column
+                    axis += 1
+            else:
+                picked[axis] = index
+                axis += 1
+        return picked, tensor.shape
 
     def _in_kv(self, tensor: torch.Tensor) -> bool:
-        return tensor.numel() > 0 and self._map.storage_of(tensor.data_ptr()) is not None
+        meta = tensor.device.type == "meta" or tensor.numel() == 0
+        return not meta and self._map.storage_of(tensor.data_ptr()) is not None
 
-    def _indexed(self, tensor: torch.Tensor, indices: Any, write: bool) -> None:
-        index = next((i for i in _as_list(indices) if isinstance(i, torch.Tensor)), None)
-        axis = next((n for n, i in enumerate(_as_list(indices)) if isinstance(i, torch.Tensor)), 0)
-        if index is None:
-            return
-        values = index.reshape(-1).to(torch.int64).cpu().numpy()
-        values = np.where(values < 0, values + tensor.shape[axis], values)
+    def _access(
+        self, tensor: torch.Tensor, picked: dict[int, torch.Tensor], shape: Sequence[int], write: bool
+    ) -> None:
+        """Report the first ``shape`` of ``tensor``, or the part of it ``picked`` by indices along some of its axes."""
         item = tensor.element_size()
-        addresses = tensor.data_ptr() + values * (tensor.stride(axis) * item)
-        inside, block, crossing = self._map.resolve(addresses, np.full(values.shape, item))
-        nbytes = values.size * item * max(1, tensor[0].numel() if tensor.dim() else 1)
+        extent, outer = item, []  # of one run of bytes; byte offsets of the runs, axis by axis
+        rest = [axis for axis in range(tensor.dim()) if axis not in picked and shape[axis] > 1]
+        for axis in sorted(rest, key=tensor.stride):
+            step, count = tensor.stride(axis) * item, shape[axis]
+            if step == extent:
+                extent *= count
+            else:
+                outer.append(np.arange(count, dtype=np.int64) * step)
+        if extent > self._grain:
+            outer.append(np.append(np.arange(0, extent - self._grain, self._grain), extent - self._grain))
+            extent = self._grain
+        chosen = self._chosen(tensor, picked)
+        outer += [] if chosen is None else [chosen]
+        offsets = np.zeros(1, np.int64)
+        for more in outer:
+            offsets = (offsets[:, None] + more[None, :]).reshape(-1)
+        starts = (tensor.data_ptr() + offsets).astype(np.uint64)
+        ends = starts + np.uint64(extent - 1)
+        one = np.ones(starts.shape, np.int64)
+        _, block, _ = self._map.resolve(starts, one)
+        _, last, _ = self._map.resolve(ends, one)
+        blocks = set(block[block >= 0].tolist()) | set(last[last >= 0].tolist())
+        if not write and not picked and len(blocks) >= self._map.layout.num_blocks - 1:
+            return  # a copy of the whole cache to read from: says nothing about the blocks that are used
+        nbytes = item * (1 if chosen is None else chosen.size) * math.prod(shape[axis] for axis in rest)
+        both, found = np.concatenate([starts, ends]), np.concatenate([block, last])
         self._report(
-            Access(write, "torch", values.size, nbytes, set(block[inside & (block >= 0)].tolist()),
-                   int((~inside | (block < 0)).sum()), int(crossing.sum()))
+            Access(
+                write, "torch", offsets.size, nbytes, blocks,
+                # A region may run over what lies between pages (footprint sees what is written); an index may not.
+                int(((block < 0) | (last < 0)).sum()) if picked else 0,
+                starts=self._map.starts(both, found, found >= 0),
+            )
         )  # fmt: skip
 
-    def _whole(self, tensor: torch.Tensor, write: bool) -> None:
-        """A contiguous or strided region: its blocks are those of the addresses along its first axis."""
-        item = tensor.element_size()
-        steps = np.arange(tensor.shape[0] if tensor.dim() else 1)
-        stride = tensor.stride(0) * item if tensor.dim() else 0
-        addresses = tensor.data_ptr() + steps * stride
-        inside, block, _ = self._map.resolve(addresses, np.full(steps.shape, item))
-        blocks = set(block[inside & (block >= 0)].tolist())
-        if not write and len(blocks) >= self._map.layout.num_blocks - 1:
-            return  # a copy of the whole cache to read from: says nothing about the blocks that are used
-        self._report(Access(write, "torch", steps.size, tensor.numel() * item, blocks))
+    @staticmethod
+    def _chosen(tensor: torch.Tensor, picked: dict[int, torch.Tensor]) -> np.ndarray[Any, Any] | None:
+        """Byte offsets of what the indices pick together; None where nothing is picked."""
+        total: np.ndarray[Any, Any] | None = None
+        for axis, index in picked.items():
+            values = index.detach().to(torch.int64).cpu().numpy()
+            values = np.where(values < 0, values + tensor.shape[axis], values)
+            step = tensor.stride(axis) * tensor.element_size()
+            total = values * step if total is None else total + values * step
+        return None if total is None else np.asarray(total).reshape(-1)
 
 
-def _as_list(indices: Any) -> list[Any]:
-    return list(indices) if isinstance(indices, Iterable) and not isinstance(indices, torch.Tensor) else [indices]
+def watch_threads(recorder: Callable[[], TorchRecorder]) -> None:
+    """Let ``recorder()`` see what others do with torch: threads that start from now on, and jobs of thread pools.
+
+    A dispatch mode holds for one thread only. A thread that runs already and takes its work from a queue of its own is
+    not seen.
+    """
+    watched = threading.local()  # a pool's thread runs its jobs: only the outer of the two is watched
+    for kind in (threading.Thread, thread._WorkItem):
+
+        def observed(self: Any, _production: Any = kind.run) -> Any:
+            if getattr(watched, "yes", False):
+                return _production(self)
+            watched.yes = True
+            try:
+                with recorder():
+                    return _production(self)
+            finally:
+                watched.yes = False
+
+        kind.run = observed  # type: ignore[method-assign]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of an operator's argument: one, or a list of them."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return [tensor for tensor in several if isinstance(tensor, torch.Tensor)]

@@ -23,7 +23,7 @@ from blake3 import blake3  # what vLLM itself requires, and several times faster
 from kvproof.bytecode import ByteCode, Contents, Fill, Ledger, Mismatch
 from kvproof.bytecode.code import optional
 from kvproof.engine import coded_model
-from kvproof.engine.claims import Access, AddressMap, CopyRecorder, TorchRecorder
+from kvproof.engine.claims import Access, AddressMap, CopyRecorder, TorchRecorder, watch_threads
 from kvproof.engine.connectors import Profile
 from kvproof.engine.sequences import common_prefix, scattered
 from kvproof.engine.staging import Staged
@@ -36,7 +36,11 @@ from kvproof.platforms.native_copies import NativeCopies
 STORE_SECONDS = 10
 """How long a store that lags behind its requests is waited for."""
 MAX_STEPS = 400
-"""Steps one scenario may take; more means the engine waits for something that never comes."""
+"""Steps that compute, in one run of requests; more means that the engine goes round in circles."""
+IDLE_SECONDS = 10.0
+"""How long the engine may wait for a connector with nothing to compute."""
+YIELD_SECONDS = 0.001
+"""What vLLM's own loop leaves other threads after a step that computed nothing."""
 
 
 @dataclass
@@ -75,7 +79,7 @@ class Work:
 
 
 class StuckError(RuntimeError):
-    """The engine took more than MAX_STEPS steps for one scenario."""
+    """The engine computed without an end, or waited for a connector that never answered."""
 
 
 class Harness:
@@ -94,10 +98,14 @@ class Harness:
         self.step_number = 0
         self.tracked: dict[str, Tracked] = {}
         self.finished: list[Tracked] = []
-        self._lingering: set[int] = set()
+        self._pinned: set[int] = set()  # blocks in use in the last step that vLLM scheduled
+        self._lingering: set[int] = set()  # blocks in use in the last step that computed, until the next one computes
+        self._executed = False
         self._profile = profile
         self._prompts: list[list[int]] = []
         self._work: list[Work] = []
+        self._new: list[tuple[int, int, Fill, bool]] = []  # handed out, not poisoned: group, block, fill, loads allowed
+        self._to_zero: list[int] = []
         self._digests: dict[tuple[int, int], bytes] = {}
         self._layer_resources: dict[str, list[Resource]] = {}
         for r in self.layout.resources:
@@ -107,6 +115,7 @@ class Harness:
         self._mamba_mode = staged.core.vllm_config.cache_config.mamba_cache_mode
         self._native: NativeCopies | None = None
         self._store_lags = False
+        self._late = False  # what is being reported was done some time ago
         self._serial = 0
         self._paint()
         self._observe()
@@ -162,13 +171,18 @@ class Harness:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         worker = get_kv_transfer_group()
-        for hook in ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save"):
+        watch_threads(lambda: TorchRecorder(addresses, self._claim))
+        hooks = ("handle_preemptions", "start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save")
+        for hook in hooks:
             production = getattr(worker, hook)
 
-            def observed(*args: Any, _production: Any = production, **kwargs: Any) -> Any:
+            def observed(*args: Any, _production: Any = production, _hook: str = hook, **kwargs: Any) -> Any:
+                if _hook != "handle_preemptions":
+                    self._poison()
                 with TorchRecorder(addresses, self._claim):
                     answer = _production(*args, **kwargs)
                 self._collect_native()
+                self._poison()
                 return answer
 
             setattr(worker, hook, observed)
@@ -178,7 +192,11 @@ class Harness:
         if self._native is not None:
             batch = self._native.collect()
             if len(batch.sizes):
-                self._recorder(batch)
+                self._late = True
+                try:
+                    self._recorder(batch)
+                finally:
+                    self._late = False
 
     def _claim(self, access: Access) -> None:
         allowed = self._loadable() if access.write else self._savable()
@@ -208,23 +226,30 @@ class Harness:
         return blocks - {0}
 
     def _savable(self) -> set[int]:
-        """Blocks a save may read: those some request owns or owned in this scenario, in its first step also before."""
-        mine = set().union(*(r.owned for r in (*self.tracked.values(), *self.finished)))
-        return (self._lingering | mine) - {0}
+        """Blocks a save may read: those in use, and those just given back until the next kernel may write into them.
+
+        In use is what vLLM counts a reference for: a request's or a connector's. Copies of compiled code are reported
+        later than they were made, so for them it is whatever a request of this scenario ever had.
+        """
+        if self._late:
+            return set().union(self._pinned, *(r.owned for r in (*self.tracked.values(), *self.finished))) - {0}
+        return (self._pinned | self._lingering) - {0}
+
+    def _in_use(self) -> set[int]:
+        pool = self.staged.core.scheduler.kv_cache_manager.block_pool
+        return {block.block_id for block in pool.blocks if block.ref_cnt > 0}
 
     # ------------------------------------------------------------------ driving
 
     def begin(self, scenario: str) -> None:
         """Start a scenario: earlier requests are forgotten, what is stored stays stored."""
         self.scenario = scenario
-        # A store may be put off to the start of the next step, when its blocks are free but not written yet.
-        self._lingering = set().union(*(r.owned for r in self.finished))
         self.finished.clear()
 
     def start_over(self) -> None:
         """Forget everything seen on this engine: memory is nobody's, no prompt is known, the transcript is new."""
         self._paint()
-        for known in (self.tracked, self.finished, self._prompts, self._digests, self._work):
+        for known in (self.tracked, self.finished, self._prompts, self._digests, self._work, self._new):
             known.clear()
         self.transcript = t.Transcript()
 
@@ -294,16 +319,37 @@ class Harness:
                 known.append(other.prompt[: alive[other.request_id].num_computed_tokens])
         return max((common_prefix(k, mine.prompt) for k in known), default=0)
 
-    def run(self) -> int:
-        """Step until the scheduler has nothing left; the number of steps taken."""
-        core = self.staged.core
-        steps = 0
-        while core.scheduler.has_requests():
+    def run(self, settle: bool = True) -> int:
+        """Step until the scheduler has nothing left; the number of steps taken.
+
+        Without ``settle`` only until every request has its tokens: the next step computes the next request and tells
+        the workers about the last ones, as under load. Otherwise vLLM makes a step of its own for that.
+        """
+        scheduler = self.staged.core.scheduler
+        busy = scheduler.has_requests if settle else scheduler.has_unfinished_requests
+        steps = computed = 0
+        deadline = time.monotonic() + IDLE_SECONDS
+        while busy():
             self.step()
             steps += 1
-            if steps > MAX_STEPS:
-                raise StuckError(f"scenario {self.scenario}: {steps} steps, limit {MAX_STEPS}")
+            if self._executed:
+                computed += 1
+                deadline = time.monotonic() + IDLE_SECONDS
+            else:
+                self._yield(deadline)
+            if computed > MAX_STEPS:
+                raise StuckError(f"scenario {self.scenario}: {computed} steps computed, limit {MAX_STEPS}")
         return steps
+
+    def _yield(self, deadline: float) -> None:
+        """Leave a connector's threads the processor; StuckError past ``deadline`` (of the monotonic clock)."""
+        if time.monotonic() > deadline:
+            requests = self.staged.core.scheduler.requests
+            waits = [f"{name} ({_waits_for(request)})" for name, request in requests.items()]
+            raise StuckError(
+                f"nothing to compute for {IDLE_SECONDS:.0f} s, waiting for: {', '.join(waits) or 'blocks still held'}"
+            )
+        time.sleep(YIELD_SECONDS)
 
     def step(self) -> None:
         """One production step; all of memory is judged when it leaves the engine idle.
@@ -314,10 +360,12 @@ class Harness:
         core = self.staged.core
         self.step_number += 1
         self._work = []
-        _, executed = core.step_fn()
-        core.post_step(executed)
+        _, self._executed = core.step_fn()
+        core.post_step(self._executed)
         self._collect_native()
-        self._lingering = set()
+        self._poison()
+        if self._executed:
+            self._lingering = self._pinned
         for work in self._work:
             work.tracked.loaded = True
         if not core.scheduler.has_requests():
@@ -331,25 +379,25 @@ class Harness:
             if request.admitted:
                 self._record_load(request)
 
-    def reset(self) -> bool:
-        """Production prefix-cache reset, then hand free blocks out in a new order, the last ones used at the end."""
-        used = {b for r in self.finished for table in r.tables for b in table}
-        for _ in range(3):
-            if self.staged.core.reset_prefix_cache():
-                self.scramble(used)
-                return True
+    def reset(self) -> None:
+        """Production prefix-cache reset, then hand free blocks out in a new order, the last ones used at the end.
+        StuckError where blocks are held for ever."""
+        deadline = time.monotonic() + IDLE_SECONDS
+        while not self.staged.core.reset_prefix_cache():
             self.step()
-        return False
+            self._yield(deadline)
+        self.scramble()
 
-    def scramble(self, last: set[int] | None = None) -> None:
-        """Reorder the pool's free blocks: scattered, no two neighbours in a row where possible, ``last`` at the end."""
+    def scramble(self, again: bool = False) -> None:
+        """Reorder the pool's free blocks: scattered, no two neighbours in a row where possible; those that finished
+        requests had at the end or, with ``again``, first."""
         from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
         pool = self.staged.core.scheduler.kv_cache_manager.block_pool
         blocks = {b.block_id: b for b in pool.free_block_queue.get_all_free_blocks()}
-        last = last or set()
-        order = scattered(sorted(set(blocks) - last), self.rng)
-        order += scattered(sorted(set(blocks) & last), self.rng)
+        used = {b for r in self.finished for table in r.tables for b in table}
+        fresh, old = (scattered(sorted(part), self.rng) for part in (set(blocks) - used, set(blocks) & used))
+        order = old + fresh if again else fresh + old
         pool.free_block_queue = FreeKVCacheBlockQueue([blocks[b] for b in order])
 
     def _retire(self) -> None:
@@ -372,6 +420,7 @@ class Harness:
 
     def _after_schedule(self, output: Any) -> None:
         scheduler = self.staged.core.scheduler
+        self._pinned = self._in_use()
         computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
         for request_id in [r for r, tokens in computed.items() if not tokens]:
             self._begins_at_zero(self.tracked[request_id])
@@ -383,7 +432,7 @@ class Harness:
             tables = scheduler.kv_cache_manager.get_block_ids(request_id)
             if any(tables):
                 self._bind(tracked, [list(table) for table in tables])
-        self._zeroed(output.new_block_ids_to_zero or [])
+        self._to_zero = list(output.new_block_ids_to_zero or [])
         self._work = [
             Work(self.tracked[r], computed[r], n, not self.tracked[r].loaded, self._kept(self.tracked[r], computed[r]))
             for r, n in output.num_scheduled_tokens.items()
@@ -438,18 +487,29 @@ class Harness:
                 restored = self.groups[group].rule != "recomputed"
                 loading = restored and not tracked.loaded and tracked.external > 0
                 in_load = loading and index * size < tracked.local + tracked.external
-                self.ledger.allocate(group, [block], Fill.TARGET if in_load else Fill.UNCOMPUTED)
-                self.memory.push(device_memory.frames(self.ledger.families, [block]))
-                if in_load or self.groups[group].rule == "state" or (not restored and tracked.external > 0):
-                    # A load may be under way from now on, production copies states between blocks itself, and what a
-                    # connector brings back of a group that is recomputed is written over before it is read.
-                    for r in self.layout.group_resources(group):
-                        self.ledger.mark(r, block, Fill.ANY)
+                # A load may be under way from now on, production copies states between blocks itself, and what a
+                # connector brings back of a group that is recomputed is written over before it is read.
+                anything = in_load or self.groups[group].rule == "state" or (not restored and tracked.external > 0)
+                self._new.append((group, block, Fill.TARGET if in_load else Fill.UNCOMPUTED, anything))
         tracked.tables = tables
         tracked.owned.update(*tables)
         if not tracked.admitted:
             tracked.admitted = True
             tracked.stored = self._computed_before(tracked)
+
+    def _poison(self) -> None:
+        """Poison the blocks that were handed out in this step.
+
+        Not before the connector was told what is given away (``handle_preemptions``): until then the old bytes are
+        there, and a store that is still owed may read them.
+        """
+        for group, block, fill, anything in self._new:
+            self.ledger.allocate(group, [block], fill)
+            self.memory.push(device_memory.frames(self.ledger.families, [block]))
+            for r in self.layout.group_resources(group) if anything else ():
+                self.ledger.mark(r, block, Fill.ANY)
+        self._zeroed(self._to_zero)
+        self._new, self._to_zero = [], []
 
     def _is_new(self, tracked: Tracked, group: int, index: int, block: int) -> bool:
         """Whether this place of the table got a block that neither was there before nor came from the local cache."""
@@ -479,6 +539,8 @@ class Harness:
 
     def begin_forward(self) -> None:
         """Loads of this step were started and nothing is computed: what changed outside their targets is stray."""
+        self._poison()
+        self._lingering = set()
         if any(w.first and w.tracked.external and not w.tracked.asynchronous for w in self._work):
             self._judge("after_load")
 
@@ -692,3 +754,12 @@ class Harness:
                     if index < len(table):
                         blocks[group] = table[index]
         return t.Named(named.request, named.token, blocks)
+
+
+def _waits_for(request: Any) -> str:
+    """What a request of the scheduler that computes nothing waits for, in words."""
+    if request.is_finished():
+        return "finished, the connector holds its blocks and has not reported its save"
+    if request.status.name == "WAITING_FOR_REMOTE_KVS":
+        return "its load is not reported as finished"
+    return request.status.name.lower().replace("_", " ")

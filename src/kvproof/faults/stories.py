@@ -18,12 +18,7 @@ BLOCKS = 3
 def _alone(harness: Harness, label: str, prompt: list[int], output_tokens: int = 1) -> None:
     harness.submit(label, prompt, output_tokens=output_tokens)
     harness.run()
-    _reset(harness)
-
-
-def _reset(harness: Harness) -> None:
-    if not harness.reset():
-        raise RuntimeError(f"{harness.scenario}: reset_prefix_cache stayed False, blocks are still held")
+    harness.reset()
 
 
 def repeat(harness: Harness, prompts: Prompts, unit: int) -> None:
@@ -77,7 +72,7 @@ def together(harness: Harness, prompts: Prompts, unit: int) -> None:
     harness.submit("a again", a)
     harness.submit("b again", b)
     harness.run()
-    _reset(harness)
+    harness.reset()
 
 
 def neighbour(harness: Harness, prompts: Prompts, unit: int) -> None:
@@ -89,7 +84,7 @@ def neighbour(harness: Harness, prompts: Prompts, unit: int) -> None:
     harness.step()
     harness.submit("again", prompt)
     harness.run()
-    _reset(harness)
+    harness.reset()
 
 
 def reuse(harness: Harness, prompts: Prompts, unit: int) -> None:
@@ -102,7 +97,7 @@ def reuse(harness: Harness, prompts: Prompts, unit: int) -> None:
     for _ in range(-(-3 * harness.layout.num_blocks // (2 * blocks))):
         harness.submit("filler", prompts.fresh(length))
         harness.run()
-    _reset(harness)
+    harness.reset()
     _alone(harness, "again", prompt)
 
 

@@ -12,7 +12,7 @@ SOURCE = "vLLM's block tables and tensors"
 
 def legality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list[Finding]]:
     """Loads may write blocks of requests that wait for them, saves may read blocks of requests; addresses in no page
-    were not executed. Skipped when the connector's accesses cannot be seen (compiled code of its own)."""
+    were not executed. Skipped when the connector's accesses cannot be seen (compiled code, a thread of its own)."""
     findings = []
     for claim in transcript.claims:
         illegal = sorted(set(claim.blocks) - set(claim.allowed))
@@ -45,7 +45,8 @@ def legality(layout: Layout, transcript: Transcript) -> tuple[OracleResult, list
             OracleResult(
                 "legality", Status.FAILED if findings else Status.SKIPPED, SOURCE, nbytes, judged_items=addresses,
                 findings=len(findings),
-                reason=f"no {missing} of this connector could be seen: it copies in code of its own",
+                reason=f"no {missing} of this connector could be seen: "
+                "it copies in compiled code or a thread of its own",
             ),
             findings,
         )  # fmt: skip

@@ -43,6 +43,7 @@ def scenarios(harness: Harness, mode: str, tokens: int, unit: int, prompts: Prom
             if unit < length <= tokens + 1:
                 yield f"bulk/{length}", _repeat(harness, prompts.fresh(length), longer if length == whole else [])
         yield "bulk/local+external", _local_and_external(harness, prompts.fresh(blocks * unit + 5), unit)
+        yield "bulk/reuse", _reused(harness, prompts, unit)
     elif mode == "layerwise":
         length = (blocks - 1) * unit + unit // 3 + unit if blocks > 1 else unit + unit // 3
         chunk = unit * 2 // 3 + 1
@@ -68,14 +69,7 @@ def _repeat(harness: Harness, prompt: list[int], suffix: list[int]) -> Callable[
 def _one(harness: Harness, label: str, prompt: list[int], **options: Any) -> None:
     harness.submit(label, prompt, **options)
     harness.run()
-    _reset(harness)
-
-
-def _reset(harness: Harness) -> None:
-    if not harness.reset():
-        raise RuntimeError(
-            f"scenario {harness.scenario}: reset_prefix_cache stayed False after 3 attempts, blocks are still held"
-        )
+    harness.reset()
 
 
 def _local_and_external(harness: Harness, prompt: list[int], unit: int) -> Callable[[], None]:
@@ -87,7 +81,24 @@ def _local_and_external(harness: Harness, prompt: list[int], unit: int) -> Calla
         harness.run()
         harness.submit("whole", prompt)
         harness.run()
-        _reset(harness)
+        harness.reset()
+
+    return tell
+
+
+def _reused(harness: Harness, prompts: Prompts, unit: int) -> Callable[[], None]:
+    """The blocks of a prompt are computed for another one in the very next step, and both have the same tokens behind
+    their first block: a save that comes too late and a key without its prefix bring back the other one's bytes."""
+    tail = prompts.fresh(unit + 5)
+    a, b = prompts.fresh(unit) + tail, prompts.fresh(unit) + tail
+
+    def tell() -> None:
+        harness.submit("a", a)
+        harness.run(settle=False)
+        harness.scramble(again=True)
+        _one(harness, "b", b)
+        _one(harness, "a again", a)
+        _one(harness, "b again", b)
 
     return tell
 
@@ -120,16 +131,16 @@ def _together(harness: Harness, prompts: Prompts, length: int, unit: int) -> Cal
         for label, prompt in (("a", a), ("b", b), ("shares", shares)):
             harness.submit(label, prompt, output_tokens=4)
         harness.run()
-        _reset(harness)
+        harness.reset()
         for label, prompt in (("a again", a), ("b again", b), ("new", prompts.fresh(unit + 1))):
             harness.submit(label, prompt, output_tokens=4)
         harness.step()
         harness.submit("shares again", shares, output_tokens=4)
         harness.run()
-        _reset(harness)
+        harness.reset()
         for label in ("a twin 1", "a twin 2"):
             harness.submit(label, a, output_tokens=2)
         harness.run()
-        _reset(harness)
+        harness.reset()
 
     return tell

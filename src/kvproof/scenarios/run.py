@@ -154,8 +154,9 @@ def run_scenario(harness: Any, name: str, mode: str, tell: Callable[[], None]) -
         tell()
     except Exception as error:
         traceback.print_exc()
-        if not loads and not done.loads and not done.claims:
-            # Not one request was served and the connector did nothing yet: vLLM cannot run this model here.
+        if not loads and not done.loads and not done.claims and _in_worker(error):
+            # Not one request was served, the connector did nothing yet, and it is the worker that stops: vLLM cannot
+            # run this model here.
             raise EngineRefusalError(f"first step: {_described(error)}") from error
         done.errors.append((name, _described(error)))
         harness.abandon()
@@ -165,6 +166,11 @@ def run_scenario(harness: Any, name: str, mode: str, tell: Callable[[], None]) -
         sum(load.local for load in mine), sum(load.external for load in mine), len(done.observations) - seen,
         round(time.monotonic() - begin, 3),
     )  # fmt: skip
+
+
+def _in_worker(error: Exception) -> bool:
+    """Whether the step got as far as the worker. What stops in the scheduler may be an answer of the connector's."""
+    return any("worker" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _described(error: Exception) -> str:
