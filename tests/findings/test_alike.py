@@ -88,6 +88,8 @@ def test_what_is_alike_is_told_in_words():
     (two,) = alike([OWNED, at(OWNED, block=3)])
     assert two.words == "and 1 more like it: model.layers.9.self_attn.attn V, block 3"
     layers = [at(unequal(), layer=layer, resource=name, block=b) for layer in LAYERS for name in "KV" for b in range(8)]
+    (turned,) = alike([unequal(), unequal(resource="K"), unequal(block=3)])
+    assert "V and K, blocks 3, 14" in turned.words  # in the order in which they were met, the first one included
     (many,) = alike(layers)
     assert many.words == (
         "and 63 more like it: 4 × model.layers.*.self_attn.attn (0 … 3) K and V, blocks 0, 1, 2, 3, 4, 5, … (8 blocks)"

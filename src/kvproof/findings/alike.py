@@ -30,7 +30,8 @@ class Alike:
         places = [f.location for f in self.more if f.location]
         parts = []
         if places:
-            fields = list(dict.fromkeys(p.resource for p in places))
+            known = dict.fromkeys(f.location.resource for f in (self.first, *self.more) if f.location)
+            fields = [name for name in known if name in {p.resource for p in places}]
             both = " and ".join(filter(None, (", ".join(fields[:-1]), fields[-1])))
             parts.append(f"{described(p.layer for p in places)} {both}")
             blocks = sorted({p.block for p in places})
