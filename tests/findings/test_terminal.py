@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,15 @@ def test_findings_that_are_not_alike_are_counted_beyond_the_first_ten():
     assert "and 16 more in findings.json" in text
     assert text.count("placement · foreign") + text.count("footprint · stray_write") == 10
     assert text.index("footprint · stray_write") < text.index("fault b")
+
+
+def test_without_evidence_it_is_said_how_to_keep_all_findings():
+    report = fakes.failing()
+    report.findings *= 2
+    stream = io.StringIO()
+    terminal.render(report, Console(file=stream, width=100))
+    assert "all are in findings.json, which --evidence DIR keeps" in stream.getvalue()
+    assert "all are in findings.json\n" in re.sub(" +\n", "\n", printed(report))
 
 
 def test_the_owner_is_told_before_what_only_differs():

@@ -43,7 +43,7 @@ def render(report: Report, console: Console, evidence: Path | None = None) -> No
         console.print()
     if report.oracles:
         console.print(_oracles(report, with_source=console.width >= WIDE), "")
-    _findings(report, console)
+    _findings(report, console, FINDINGS if evidence is not None else f"{FINDINGS}, which --evidence DIR keeps")
     _verdict(report, console, evidence)
 
 
@@ -133,21 +133,22 @@ def _oracles(report: Report, with_source: bool) -> Table:
     return table
 
 
-def _findings(report: Report, console: Console) -> None:
+def _findings(report: Report, console: Console, file: str) -> None:
+    """``file`` says where all of them are."""
     if not report.findings:
         return
     groups = alike(report.findings)
     console.print(
         Text.assemble(
             (counted(len(report.findings), "finding"), "bold red"),
-            (f", those alike told once; all are in {FINDINGS}" if len(groups) < len(report.findings) else "", "dim"),
+            (f", those alike told once; all are in {file}" if len(groups) < len(report.findings) else "", "dim"),
         )
     )
     for number, group in enumerate(groups[:MAX_FINDINGS], start=1):
         console.print(_finding(number, group))
     more = sum(1 + len(group.more) for group in groups[MAX_FINDINGS:])
     if more > 0:
-        console.print(Text(f"and {more:,} more in {FINDINGS}", style="dim"))
+        console.print(Text(f"and {more:,} more in {file}", style="dim"))
     console.print()
 
 
