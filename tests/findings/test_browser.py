@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 import report_fakes as fakes
@@ -17,10 +18,10 @@ FLAGS = (
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; apt-get install chromium")
 
 
-def drawn(report, tmp_path):
-    """(DOM after the scripts ran, console lines) of a report's page."""
+def drawn(report, tmp_path, then=""):
+    """(DOM after the scripts ran, console lines) of a report's page; ``then`` is a script after the page's own."""
     page = tmp_path / "report.html"
-    page.write_text(html.render(report), encoding="utf-8")
+    page.write_text(html.render(report) + then, encoding="utf-8")
     done = subprocess.run(
         [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom",
          page.as_uri()],
@@ -47,3 +48,17 @@ def test_a_failing_page_opens_its_first_failing_byte(tmp_path):
     assert not panel.partition(">")[0].count("hidden")
     assert place.layer in panel
     assert f"block {place.block}" in panel
+    assert "<dt>holds</dt>" in panel
+    assert str(report.findings[0].origin) in panel
+
+
+def test_a_wrong_byte_that_no_finding_names_shows_the_owner_known_in_its_page(tmp_path):
+    report = fakes.failing()
+    owned = report.findings[0]
+    report.findings = [owned, replace(owned, origin=None, location=replace(owned.location, byte=768))]
+    click = "<script>document.querySelector('[data-target=\"1\"]').click()</script>"
+    dom, console = drawn(report, tmp_path, click)
+    panel = dom[dom.index('id="zoom"') :].partition("</section>")[0]
+    assert console == []
+    assert "<dt>byte of the page</dt><dd>768</dd>" in panel
+    assert f"named for byte 256 of this page: {owned.origin}" in panel

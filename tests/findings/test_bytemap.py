@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -66,6 +67,20 @@ def test_findings_point_at_their_cell():
         ("bulk/8 blocks", True),
         ("layerwise/8 blocks", False),
     ]
+
+
+def test_owners_are_known_where_a_finding_names_them_listed_or_not():
+    report = fakes.failing()
+    owned = report.findings[0]
+    owner = {"map": 0, "group": 0, "resource": 9, "block": 14, "byte": 256,
+             "holds": "model.layers.9.self_attn.attn K block 14 byte 0 (token 0 of A)"}  # fmt: skip
+    assert payload(report, report.findings)["owners"] == [owner]
+    # Placement and provenance name one owner: it is told once. The page may list neither.
+    report.findings = [owned, replace(owned, oracle="provenance")]
+    assert payload(report, [])["owners"] == [owner | {"map": 1}]
+    # The same block in another request may hold something else.
+    report.findings = [replace(owned, location=replace(owned.location, request="Z"))]
+    assert payload(report, report.findings)["owners"] == []
 
 
 @pytest.mark.parametrize("change", [{"layer": "elsewhere"}, {"group": 7}])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -232,6 +233,65 @@ def test_on_one_platform_everything_decides(tmp_path):
     assert not compare(write(tmp_path / "a"), b).agree
 
 
+@pytest.mark.parametrize(
+    ("platform", "field", "one", "other"),
+    [("cuda-sim", "cuda_capability", "9.0", "10.0"), ("ascend-sim", "soc", "ascend910b", "ascend950")],
+)
+def test_declared_hardware_is_a_part_of_the_case_on_one_platform(tmp_path, platform, field, one, other):
+    case = fakes.CASE | {"platform": platform}
+    a, b = (write(tmp_path / value, case=case | {field: value}) for value in (one, other))
+    said = f'{field}: "{one}" | "{other}"'
+    assert changed(a, b) == {"case": said, "platform": said}
+    assert not compare(a, b).agree
+
+
+def test_across_platforms_the_declared_hardware_names_the_platform(tmp_path):
+    a = write(tmp_path / "a", case=fakes.CASE | {"platform": "cuda-sim", "cuda_capability": "9.0"})
+    b = write(tmp_path / "b", case=fakes.CASE | {"platform": "ascend-sim", "soc": "ascend910b"})
+    found = criteria(a, b)
+    assert found["case"].result == EQUAL
+    assert (found["platform"].result, found["platform"].decides) == (DIFFERENT, False)
+    assert compare(a, b).agree
+
+
+def test_two_runs_that_passed_have_one_verdict_however_much_they_judged(tmp_path):
+    other = fakes.passing()
+    other.reason = "8 oracles judged 7 bytes"
+    assert changed(write(tmp_path / "a"), write(tmp_path / "b", other)) == {}
+
+
+def test_the_reason_of_what_is_no_pass_is_compared_without_its_bytes(tmp_path):
+    def failed(name, reason):
+        report = fakes.failing()
+        report.reason = reason
+        return write(tmp_path / name, report)
+
+    a = failed("a", "2 findings, first: placement: group 0 l.9 V block 14 byte 256: 7,724 bytes are foreign")
+    b = failed("b", "2 findings, first: placement: group 0 l.9 V block 14 byte 256: 1 byte are foreign")
+    c = failed("c", "2 findings, first: placement: group 0 l.9 V block 14 byte 257: 7,724 bytes are foreign")
+    assert changed(a, b) == {}
+    assert changed(a, c).keys() == {"verdict"}
+
+
+def test_what_no_finding_on_either_side_proves(tmp_path):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", fakes.failing())
+    none, some = criteria(a, a)["findings"], criteria(b, b)["findings"]
+    assert (none.proves, none.does_not_prove) == ("neither run found a fault", "that there is none")
+    assert some.proves == "both runs found the same faults at the same bytes"
+
+
+def test_a_log_that_repeats_another_case_neither_differs_by_its_words_nor_decides(tmp_path):
+    case = fakes.CASE | {"seed": 8, "connector": fakes.CASE["connector"] | {"name": "ExampleConnectorV2"}}
+    a = write(tmp_path / "a", log="Creating connector with name: ExampleConnector and\n")
+    b = write(tmp_path / "b", log="Creating connector with name: ExampleConnectorV2 and\n", case=case)
+    log = criteria(a, b)["log"]
+    assert (log.result, log.decides) == (EQUAL, False)
+    other = write(tmp_path / "c", log="Creating ExampleConnectorV3\n", case=case)
+    assert criteria(a, other)["log"].result == DIFFERENT
+    same = write(tmp_path / "d", log="other\n")
+    assert criteria(a, same)["log"].decides
+
+
 def test_another_plan_is_a_difference_of_its_own(tmp_path):
     other = fakes.passing()
     other.kv_cache_config = other.kv_cache_config | {"num_blocks": 41}
@@ -283,6 +343,16 @@ def test_two_proofs_of_faults(tmp_path, capsys):
     (b / evidence.FAULTS).write_text(json.dumps(other))
     assert changed(a, b) == {"fault localisation": "layer-skipped.location.byte: 512 | 513"}
     assert run(capsys, a, b)[0] == 1
+
+
+def test_layouts_are_sent_to_the_command_that_compares_them(tmp_path, capsys):
+    run_of = write(tmp_path / "run")
+    file = tmp_path / "a layout.json"
+    file.write_text(json.dumps({"schema": "kvproof.layout/1", **fakes.passing().layout}))
+    for a, b in ((file, file), (file, run_of), (run_of, run_of / evidence.LAYOUT)):
+        code, out, err = run(capsys, a, b)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"kvproof layout --diff {shlex.join((str(a), str(b)))}" in err
 
 
 def test_a_file_that_is_no_proof_of_faults_is_refused(tmp_path):

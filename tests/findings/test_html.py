@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -69,6 +70,34 @@ def test_the_first_finding_is_the_sentence_and_has_a_button():
     assert page.visible.count("Jump to the first failing byte") == 1
     links = [a["data-target"] for t, a in page.tags if t == "a" and "data-target" in a]
     assert links == ["0", "1"]
+
+
+def test_the_owner_is_the_sentence_though_equality_was_asked_first():
+    report = fakes.failing()
+    wrong = report.findings[0]
+    report.findings = [replace(wrong, oracle="equality", kind="restored_differs", origin=None)] * 300 + [wrong]
+    page = Page(html.render(report))
+    assert "It holds model.layers.9.self_attn.attn K block 14 byte 0 (token 0 of A)." in page.visible
+    assert "and 299 more like it: model.layers.9.self_attn.attn V, block 14" in page.visible
+    assert [d["id"] for t, d in page.tags if t == "li" and "id" in d][:2] == ["finding-0", "finding-1"]
+
+
+def test_more_sorts_than_the_page_lists():
+    report = fakes.failing()
+    letters = "abcdefghijklmno"
+    report.findings = [replace(f, message=a + b) for a in letters for b in letters for f in report.findings] * 2
+    page = Page(html.render(report))
+    assert len([1 for t, d in page.tags if t == "li" and "id" in d]) == html.MAX_FINDINGS
+    assert "and 700 more in findings.json" in page.visible
+
+
+def test_the_declared_hardware_and_scenarios_without_a_hit_are_said():
+    report = fakes.passing()
+    report.case |= {"platform": "cuda-sim", "cuda_capability": "9.0"}
+    report.scenarios[0] = replace(report.scenarios[0], external_hit_tokens=0)
+    visible = Page(html.render(report)).visible
+    assert "cuda-sim, compute capability 9.0" in visible
+    assert "1 of 4 scenarios had no external hit: no load was judged there: bulk/8 blocks" in visible
 
 
 def test_no_button_without_a_byte_to_show():

@@ -18,6 +18,13 @@ def test_the_headline_names_the_run():
     assert dict(headline(fakes.hybrid())) | {"connector": "–", "tokens": "automatic"} == dict(headline(fakes.hybrid()))
 
 
+def test_declared_hardware_belongs_to_the_platform():
+    report = fakes.passing()
+    report.case |= {"platform": "ascend-sim", "soc": "ascend910b", "cuda_capability": ""}
+    assert dict(headline(report))["platform"] == "ascend-sim, SoC ascend910b"
+    assert ("soc", "ascend910b") in case_details(report)
+
+
 def test_details_are_the_rest_of_the_case():
     assert case_details(fakes.passing()) == [
         ("tensor_parallel_size", "1"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,8 +59,62 @@ def test_many_findings_are_counted():
     report.findings *= 13
     text = printed(report)
     assert "26 findings" in text
+    assert text.count("and 12 more like it: model.layers.9.self_attn.attn V, block 14") == 1
+    assert text.count("and 12 more like it: model.layers.20.self_attn.attn K, block 11") == 1
+    assert "more in findings.json" not in text
+
+
+def test_findings_that_are_not_alike_are_counted_beyond_the_first_ten():
+    report = fakes.failing()
+    report.findings = [replace(f, message=f"fault {letter}") for letter in "abcdefghijklm" for f in report.findings]
+    text = printed(report)
+    assert "26 findings" in text
     assert "and 16 more in findings.json" in text
-    assert text.count("stray_write") == 5
+    assert text.count("placement · foreign") + text.count("footprint · stray_write") == 10
+    assert text.index("footprint · stray_write") < text.index("fault b")
+
+
+def test_without_evidence_it_is_said_how_to_keep_all_findings():
+    report = fakes.failing()
+    report.findings *= 2
+    stream = io.StringIO()
+    terminal.render(report, Console(file=stream, width=100))
+    assert "all are in findings.json, which --evidence DIR keeps" in stream.getvalue()
+    assert "all are in findings.json\n" in re.sub(" +\n", "\n", printed(report))
+
+
+def test_the_owner_is_told_before_what_only_differs():
+    report = fakes.failing()
+    wrong = report.findings[0]
+    report.findings = [replace(wrong, oracle="equality", kind="restored_differs", origin=None)] * 20 + [wrong] * 20
+    text = printed(report)
+    assert text.index("placement · foreign") < text.index("equality · restored_differs")
+    assert text.count("holds model.layers.9.self_attn.attn K block 14 byte 0 (token 0 of A)") == 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"platform": "cuda-sim", "cuda_capability": "9.0"}, "cuda-sim, compute capability 9.0"),
+        ({"platform": "ascend-sim", "soc": "ascend910b"}, "ascend-sim, SoC ascend910b"),
+    ],
+)
+def test_the_declared_hardware_stands_in_the_head(declared, words):
+    report = fakes.passing()
+    report.case |= declared
+    assert f"platform   {words}" in printed(report)
+
+
+def test_scenarios_without_a_hit_are_named():
+    report = fakes.passing()
+    assert "external hit:" not in printed(report)
+    report.scenarios[1:3] = [replace(s, external_hit_tokens=0) for s in report.scenarios[1:3]]
+    text = " ".join(printed(report).split())
+    assert (
+        "2 of 4 scenarios had no external hit: no load was judged there: layerwise/8 blocks, bulk/chunked prefill"
+    ) in text
+    report.scenarios = [replace(s, mode="engine") for s in report.scenarios]
+    assert "external hit:" not in printed(report)
 
 
 def test_the_reason_replaces_the_source_of_a_skipped_oracle():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproof.findings.model import Finding, OracleResult, Status, Verdict
+from kvproof.findings.model import Finding, OracleResult, Origin, Status, Verdict
 from kvproof.findings.verdict import decide, effective_status, judged_nothing
 
 NAMES = ("equality", "placement", "footprint", "legality")
@@ -67,6 +67,14 @@ def test_reasons_name_what_is_wrong():
     assert verdict is Verdict.FAIL
     assert reason == (
         "1 finding, first: placement: layer 9 holds layer 8; judged nothing (vacuous): footprint; never ran: hit length"
+    )
+
+
+def test_the_reason_begins_with_a_finding_that_knows_the_owner():
+    differs = replace(FOREIGN, oracle="equality", kind="restored_differs", message="7 bytes differ")
+    owned = replace(FOREIGN, message="7 bytes are foreign", origin=Origin("layer 8", "K", "A", 5, 3, 64))
+    assert decide([GOOD], [differs, owned], [])[1] == (
+        "2 findings, first: placement: 7 bytes are foreign. It holds layer 8 K block 3 byte 64 (token 5 of A)"
     )
 
 

@@ -163,7 +163,50 @@ def test_a_connector_that_collapses_groups():
 def test_layers_of_one_side_only():
     found = diff(dense(36), dense(40))
     (change,) = [change for change in found.changes if change.aspect == "resources"]
-    assert (change.where, change.words) == ("4 × model.layers.*.attn (36 … 39)", "only in B: 4 resources")
+    assert (change.where, change.words) == ("4 × model.layers.*.attn (36 … 39)", "only in B: 4 resources (K and V)")
+
+
+def apart(layers: int = 4, blocks: int = 26) -> Layout:
+    """As vllm-ascend lays a cache out: K and V tensors of their own, every layer in a storage of its own."""
+    whole = dense(layers, blocks=blocks, name="BNHC")
+    half = whole.resources[0].page_bytes // 2
+    resources = tuple(
+        Resource(2 * r.id + v, 0, r.layer, r.dtype, r.id, v * half * blocks, half, half, (Axis(16, 8 * 256),),
+                 (Axis(8, 256), Axis(256, 1)), 1, (Field("KV"[v], 0, 256),))
+        for r in whole.resources for v in (0, 1)
+    )  # fmt: skip
+    return replace(whole, storages=tuple(Storage(i, 2 * half * blocks) for i in range(layers)), resources=resources)
+
+
+@pytest.mark.parametrize(
+    ("turned", "axes", "resources"),
+    [
+        (
+            False,
+            "LBNHC → BNHC from the outermost to the innermost; every layer has a storage of its own",
+            "V apart from K in B (4 resources), in one page in A",
+        ),
+        (
+            True,
+            "BNHC → LBNHC from the outermost to the innermost; the layers share a storage",
+            "V apart from K in A (4 resources), in one page in B",
+        ),
+    ],
+)
+def test_layers_in_storages_of_their_own_and_fields_in_tensors_of_their_own(turned, axes, resources):
+    sides = dense(4), apart()
+    changes = {change.aspect: change for change in diff(*(sides[::-1] if turned else sides)).changes}
+    assert changes["axes by stride"].words == axes
+    assert changes["resources"].words == resources
+    everywhere = "4 × model.layers.*.attn (0 … 3)"
+    assert changes["resources"].where == everywhere
+    assert changes["axes by stride"].where == everywhere
+
+
+def test_axes_that_only_moved_inside_the_page_are_told_by_the_strides():
+    assert "axes by stride" not in words(dense(), dense(name="LBHNC"))
+    assert "axes by stride" not in words(dense(4, heads=8), dense(4, heads=1))
+    assert "axes by stride" not in words(dense(4), dense(6))
 
 
 def test_groups_that_only_changed_their_numbers():

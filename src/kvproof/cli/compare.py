@@ -82,7 +82,7 @@ def _print(comparison: Comparison, console: Console) -> None:
 
 def _note(criterion: Criterion) -> str:
     if not criterion.decides and criterion.result != EQUAL:
-        return f"other on another platform, does not decide: {_shortened(criterion)}"
+        return f"other on another platform or in another case, does not decide: {_shortened(criterion)}"
     if criterion.missing_in:
         return f"missing in {' and '.join(criterion.missing_in)}: nothing was compared"
     if not criterion.difference:

@@ -85,6 +85,7 @@ def payload(report: Report, findings: Sequence[Finding]) -> dict[str, Any]:
         "maps": maps,
         "patterns": list(patterns),
         "targets": targets,
+        "owners": _owners(report.findings, chosen, resources),
         "left_out": len(report.bytemaps) - len(chosen),
     }
 
@@ -135,6 +136,21 @@ def _target(
             "byte": location.byte,
         }
     return None
+
+
+def _owners(
+    findings: Sequence[Finding], bytemaps: Sequence[ByteMap], resources: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Whose bytes stand in the bytes drawn, as far as a finding knows it, listed on the page or not."""
+    owners: dict[tuple[int, ...], dict[str, Any]] = {}
+    for finding in findings:
+        target = _target(finding, bytemaps, resources) if finding.origin and finding.location else None
+        if target is None or finding.location is None:
+            continue
+        # A block may hold other bytes in another request of the scenario: nothing is said of those.
+        if finding.location.request in (None, bytemaps[target["map"]].request):
+            owners.setdefault(tuple(target.values()), {**target, "holds": printable(str(finding.origin))})
+    return list(owners.values())
 
 
 def _group_json(group: dict[str, Any], resources: Sequence[dict[str, Any]]) -> dict[str, Any]:

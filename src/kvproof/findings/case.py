@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MODES = ("layout", "bulk", "layerwise", "async", "engine")
+BYTE_MODES = ("bulk", "layerwise", "async")
+"""Modes in which loads are judged byte by byte."""
 RUNNERS = ("v1", "v2")
 DEFAULT_TOKENS = 1024
 DEFAULT_MAX_MODEL_LEN = 1536

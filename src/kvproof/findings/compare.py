@@ -11,8 +11,10 @@ are compared as well: is every fault caught by the same oracle at the same place
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -33,7 +35,7 @@ REQUIRED = ("case", "verdict", "fault localisation")
 """Criteria without which two sides cannot be said to agree, where they are compared at all."""
 
 PLATFORM_FIELDS = ("platform", "cuda_capability", "soc", "declare_soc", "varied")
-"""Fields of the case that say where it ran; the rest says what was asked."""
+"""Fields of the case that say where it ran. On one platform they are asked like the rest: its hardware is declared."""
 
 FAULTS_SCHEMA = "kvproof.faults/1"
 
@@ -52,7 +54,7 @@ class Criterion:
     ``result`` is equal, different or missing, ``difference`` the first one as ``path: A's value | B's value``,
     ``missing_in`` the sides (A, B) that lack it. ``sees_platform`` says in words whether two platforms could differ
     without it noticing: it begins with yes, partly or no. ``decides`` is false where the two ran on different platforms
-    and this criterion can only differ.
+    or, of the log, were asked different cases, and this criterion can only differ.
     """
 
     name: str
@@ -104,6 +106,17 @@ class _Side:
         self.case = self._json(evidence.CASE)
         self.layout = self._json(evidence.LAYOUT)
         self.report = self._json(evidence.REPORT)
+        self._elsewhere = False
+        self._own_words: list[tuple[str, str]] = []
+
+    def meet(self, other: _Side) -> None:
+        """Learn what beside the runs must differ: the platform, and the words of the case that logs repeat."""
+        self._elsewhere = (self.case or {}).get("platform") != (other.case or {}).get("platform")
+        # What names the platform stays: that a log sees it is what the log is compared for.
+        mine, theirs = ({k: v for k, v in (s.case or {}).items() if k not in PLATFORM_FIELDS} for s in (self, other))
+        words = {word: key for key, *pair in _different_words(mine, theirs) for word in pair}
+        # The longest first: the name of one connector may begin like another's.
+        self._own_words = sorted(words.items(), key=lambda item: -len(item[0]))
 
     def _text(self, name: str) -> str | None:
         try:
@@ -127,12 +140,21 @@ class _Side:
         return None if self.report is None else {key: self.report.get(key) for key in keys}
 
     def asked(self) -> dict[str, Any] | None:
-        """The case without the platform it ran on."""
-        return None if self.case is None else {k: v for k, v in self.case.items() if k not in PLATFORM_FIELDS}
+        """The case; without what names the platform where the other side ran on another one."""
+        left_out = PLATFORM_FIELDS if self._elsewhere else ()
+        return None if self.case is None else {k: v for k, v in self.case.items() if k not in left_out}
 
     def platform(self) -> dict[str, Any] | None:
         """The platform the case declares."""
         return None if self.case is None else {key: self.case.get(key) for key in PLATFORM_FIELDS}
+
+    def outcome(self) -> dict[str, Any] | None:
+        """The verdict, and why where it is no PASS. How many bytes that were is counted by oracles and findings."""
+        ended = self.of_report("verdict", "exit_code", "reason")
+        if ended is None:
+            return None
+        reason = _BYTES.sub("<bytes>", str(ended.pop("reason") or ""))
+        return ended if ended["verdict"] == Verdict.PASS.value else ended | {"reason": reason}
 
     def plan(self) -> dict[str, Any] | None:
         """vLLM's KVCacheConfig; reports of older versions have none."""
@@ -168,10 +190,17 @@ class _Side:
         return [_parse(line, f"{self._path / evidence.TRANSCRIPT} line {number}") for number, line in lines]
 
     def log(self) -> dict[str, int] | None:
-        """How often each line stands in the normalised log: the lines of two processes interleave as they like."""
+        """How often each line stands in the normalised log: the lines of two processes interleave as they like.
+
+        Where the two cases differ in a word (a connector's name), it reads as the field's name on both sides.
+        """
         text = self._text(evidence.LOG)
         text = self._text(evidence.NORMALISED_LOG) if text is None else normalise_log(text)
-        return None if text is None else Counter(text.splitlines())
+        if text is None:
+            return None
+        for word, key in self._own_words:
+            text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", f"<{key}>", text)
+        return Counter(text.splitlines())
 
     def layout_parts(self, *keys: str) -> dict[str, Any] | None:
         """Top-level parts of the layout."""
@@ -182,6 +211,19 @@ class _Side:
         if self.layout is None:
             return None
         return {"resources": [{key: r.get(key) for key in keys} for r in self.layout.get("resources", [])]}
+
+
+_BYTES = re.compile(r"\b\d[\d,]* bytes?\b(?! \d)")
+"""A number of bytes; ``block 41 byte 6`` is a place."""
+
+
+def _different_words(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """(field, A's word, B's word) of two cases, volatile ones aside. Numbers and single letters stand for too much."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in a.keys() & b.keys():
+            yield from _different_words(a[name], b[name], name)
+    elif isinstance(a, str) and isinstance(b, str) and min(len(a), len(b)) > 1 and _stable(a) != _stable(b):
+        yield key, a, b
 
 
 WRONG = "counted"
@@ -201,7 +243,9 @@ def _miscounted(counters: dict[str, str]) -> str:
 class _Rule:
     """How a criterion is read from a side; None where the side lacks it.
 
-    ``across`` is false where it cannot agree across platforms. ``fault`` says what is wrong with one side by itself.
+    ``across`` is false where it cannot agree across platforms, ``other_case`` where it cannot if other questions were
+    asked. ``fault`` says what is wrong with one side by itself, ``nothing`` what it proves and does not prove that both
+    sides are empty.
     """
 
     name: str
@@ -210,6 +254,8 @@ class _Rule:
     does_not_prove: str
     sees_platform: str
     across: bool = True
+    other_case: bool = True
+    nothing: tuple[str, str] | None = None
     fault: Callable[[Any], str] = lambda value: ""
 
 
@@ -217,7 +263,7 @@ _RULES = (
     _Rule(
         "case",
         _Side.asked,
-        "both runs were asked the same question",
+        "both runs were asked the same question (on one platform, also of the same declared hardware)",
         "that the machines, drivers or builds were the same",
         "no: the platform is a criterion of its own",
     ),
@@ -281,8 +327,8 @@ _RULES = (
     ),
     _Rule(
         "verdict",
-        lambda side: side.of_report("verdict", "exit_code", "reason"),
-        "both runs ended alike",
+        _Side.outcome,
+        "both runs ended alike; where that is no PASS, for the same reason, counted bytes aside",
         "that the verdict is right; VERIFICATION.md says what it asserts",
         "no: both can pass in layouts that have nothing in common",
     ),
@@ -313,6 +359,7 @@ _RULES = (
         "both runs found the same faults at the same bytes",
         "that there are no others",
         "yes: a finding names the byte, and where it lies is the platform's",
+        nothing=("neither run found a fault", "that there is none"),
     ),
     _Rule(
         "substitutions",
@@ -348,10 +395,12 @@ _RULES = (
     _Rule(
         "log",
         _Side.log,
-        "vLLM and kvproof logged the same lines, times and process ids aside, in whatever order",
+        "vLLM and kvproof logged the same lines, times, process ids and the words in which the cases differ aside, in "
+        "whatever order",
         "anything about what is not logged",
         "yes: vLLM names device and backend in it",
         across=False,
+        other_case=False,
     ),
 )
 
@@ -363,7 +412,10 @@ class _Proof:
         file = _faults_file(path)
         self.data = _parse(file.read_text(encoding="utf-8"), str(file))
         if not isinstance(self.data, dict) or self.data.get("schema") != FAULTS_SCHEMA:
-            raise ValueError(f"{file}: is not the JSON of `kvproof faults --json` (schema {FAULTS_SCHEMA})")
+            raise ValueError(
+                f"{file}: is not the JSON of `kvproof faults --json` (schema {FAULTS_SCHEMA}); "
+                "name a run's evidence by its directory"
+            )
 
     def localisation(self) -> dict[str, Any]:
         """Fault -> whether it was caught, by which oracle, and where."""
@@ -398,24 +450,43 @@ def compare(a: Path, b: Path) -> Comparison:
 
     Raises ValueError, one line naming the path, if one is neither or a file in it is broken.
     """
+    for path in (a, b):
+        if _is_layout(path):
+            both = shlex.join((str(a), str(b)))
+            raise ValueError(f"{path}: is a layout; what moved between two is said by `kvproof layout --diff {both}`")
     if all(_faults_file(path).is_file() and not evidence.is_evidence(path) for path in (a, b)):
         proofs = _Proof(a), _Proof(b)
-        return Comparison(str(a), str(b), tuple(_judge(rule, *proofs, across=False) for rule in _FAULT_RULES))
+        return Comparison(str(a), str(b), tuple(_judge(rule, *proofs) for rule in _FAULT_RULES))
     sides = _Side(a), _Side(b)
-    names = {(side.case or {}).get("platform") for side in sides}
-    return Comparison(str(a), str(b), tuple(_judge(rule, *sides, across=len(names) > 1) for rule in _RULES))
+    for side, other in (sides, sides[::-1]):
+        side.meet(other)
+    across = len({(side.case or {}).get("platform") for side in sides}) > 1
+    other_case = bool(first_difference(*(_stable(side.asked()) for side in sides)))
+    return Comparison(str(a), str(b), tuple(_judge(rule, *sides, across, other_case) for rule in _RULES))
 
 
-def _judge(rule: _Rule, a: Any, b: Any, across: bool) -> Criterion:
-    """``across``: the two ran on different platforms."""
+def _is_layout(path: Path) -> bool:
+    """True for a file of `kvproof layout --json` or a layout.json by itself."""
+    if not path.is_file():
+        return False
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and data.keys() >= {"kv_layout", "storages", "groups", "resources"}
+
+
+def _judge(rule: _Rule, a: Any, b: Any, across: bool = False, other_case: bool = False) -> Criterion:
+    """``across``: the two ran on different platforms; ``other_case``: they were asked different questions."""
     values = {"A": rule.read(a), "B": rule.read(b)}
     missing_in = tuple(side for side, value in values.items() if value is None)
     difference = "" if missing_in else first_difference(*map(_stable, values.values()))
     faults = [f"{side}: {fault}" for side, value in values.items() if not missing_in and (fault := rule.fault(value))]
     result = MISSING if missing_in else DIFFERENT if difference or faults else EQUAL
+    decides = (rule.across or not across) and (rule.other_case or not other_case)
+    proofs = rule.nothing if rule.nothing and not any(values.values()) else (rule.proves, rule.does_not_prove)
     return Criterion(
-        rule.name, result, faults[0] if faults else difference, missing_in, rule.proves, rule.does_not_prove,
-        rule.sees_platform, rule.across or not across,
+        rule.name, result, faults[0] if faults else difference, missing_in, *proofs, rule.sees_platform, decides
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproof.findings import bytemap
+from kvproof.findings.alike import Alike, alike
 from kvproof.findings.model import Report
-from kvproof.findings.summary import case_details, first_sentence, headline, next_step, totals
+from kvproof.findings.summary import case_details, first_sentence, headline, next_step, totals, without_hit
 from kvproof.findings.text import counted, human_bytes, printable, printable_block
 from kvproof.findings.verdict import effective_status
 
@@ -21,11 +22,14 @@ MAX_FINDINGS = 200
 
 def render(report: Report) -> str:
     """HTML document of ``report``. Every string from the run is escaped: layer names are not ours."""
-    findings = report.findings[:MAX_FINDINGS]
+    groups = alike(report.findings)
+    # Those told in full come first, so that none of them is cut.
+    findings = [*(g.first for g in groups), *(f for g in groups for f in g.more)][:MAX_FINDINGS]
     data = bytemap.payload(report, findings)
     return _template().render(
         report=report,
         findings=findings,
+        told=_told(groups, len(findings)),
         data=data,
         first_drawn=next((i for i, target in enumerate(data["targets"]) if target), None),
         headline=headline(report),
@@ -33,8 +37,19 @@ def render(report: Report) -> str:
         sentence=first_sentence(report),
         next_step=next_step(report),
         totals=totals(report),
+        without_hit=without_hit(report),
         oracles=[(oracle, effective_status(oracle).value) for oracle in report.oracles],
     )
+
+
+def _told(groups: list[Alike], listed: int) -> list[tuple[int, str, range]]:
+    """(index of the finding told in full, those like it in words, their indices) as far as they are ``listed``."""
+    told = []
+    at = len(groups)
+    for index, group in enumerate(groups[:listed]):
+        told.append((index, group.words, range(min(at, listed), min(at + len(group.more), listed))))
+        at += len(group.more)
+    return told
 
 
 @cache

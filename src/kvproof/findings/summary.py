@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvproof.findings.alike import leading
+from kvproof.findings.case import BYTE_MODES
 from kvproof.findings.model import Finding, Report, Verdict
 from kvproof.findings.text import counted, printable
 
@@ -17,6 +19,9 @@ _NEXT_STEP = {
     Verdict.UNSUPPORTED: "This case was not checked. Read the reason, then run `kvproof doctor`.",
 }
 
+
+DECLARED = {"cuda_capability": "compute capability", "soc": "SoC"}
+"""Keys of the case that declare hardware -> the words for them; they belong to the platform."""
 
 AUTOMATIC_KEYS = ("tokens", "max_model_len", "block_size")
 """Keys of the case where 0 means that kvproof or vLLM chooses."""
@@ -50,9 +55,16 @@ def case_details(report: Report) -> list[tuple[str, str]]:
 
 def _case_text(report: Report, key: str) -> str:
     value = report.case[key]
+    if key == "platform":
+        return ", ".join((value_text(value), *_declared(report.case)))
     if key == "connector" and isinstance(value, dict):
         return value_text(value.get("name"))
     return "automatic" if key in AUTOMATIC_KEYS and value == 0 else value_text(value)
+
+
+def _declared(case: dict[str, Any]) -> list[str]:
+    """The hardware a case declares, in words."""
+    return [f"{words} {value_text(case[key])}" for key, words in DECLARED.items() if case.get(key)]
 
 
 def describe(finding: Finding) -> str:
@@ -64,14 +76,29 @@ def describe(finding: Finding) -> str:
 
 
 def first_sentence(report: Report) -> str:
-    """The verdict in one sentence: the first finding where there is one, the reason's first line otherwise."""
-    return describe(report.findings[0]) if report.findings else printable(report.reason.strip().partition("\n")[0])
+    """The verdict in one sentence: the finding to start with where there is one, the reason's first line otherwise."""
+    if report.findings:
+        return describe(leading(report.findings))
+    return printable(report.reason.strip().partition("\n")[0])
 
 
 def next_step(report: Report) -> str:
     """What the reader should do now."""
-    own = report.findings[0].next_step if report.findings else ""
+    own = leading(report.findings).next_step if report.findings else ""
     return printable(own) or _NEXT_STEP[report.verdict]
+
+
+def without_hit(report: Report) -> str:
+    """Which scenarios judged no load, because no request of theirs was hit, in one line; empty where all were.
+
+    A connector whose hits are its own business may answer 0 tokens and pass: then this line says over how little.
+    """
+    ran = [s for s in report.scenarios if s.mode in BYTE_MODES]
+    names = [s.name for s in ran if not s.external_hit_tokens]
+    if not names:
+        return ""
+    which = f"{len(names)} of {counted(len(ran), 'scenario')} had no external hit"
+    return printable(f"{which}: no load was judged there: {', '.join(names)}")
 
 
 def totals(report: Report) -> str:

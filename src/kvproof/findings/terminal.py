@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvproof.findings.alike import Alike, alike
 from kvproof.findings.evidence import FINDINGS, HTML
-from kvproof.findings.model import Finding, Report, Status, Verdict
-from kvproof.findings.summary import headline
+from kvproof.findings.model import Report, Status, Verdict
+from kvproof.findings.summary import headline, without_hit
 from kvproof.findings.text import counted, human_bytes, printable, printable_block
 from kvproof.findings.verdict import effective_status
 
 MAX_FINDINGS = 10
-"""Findings printed in full; the rest is in findings.json."""
+"""Findings told in full, each with those like it in words; the rest is in findings.json."""
 
 WIDE = 96
 """Columns from which the oracles' sources find room; they are in every other report."""
@@ -36,10 +37,13 @@ def render(report: Report, console: Console, evidence: Path | None = None) -> No
     if report.groups:
         console.print(_groups(report), "")
     if report.scenarios:
-        console.print(_scenarios(report), "")
+        console.print(_scenarios(report))
+        if note := without_hit(report):
+            console.print(Text(note, style="yellow"))
+        console.print()
     if report.oracles:
         console.print(_oracles(report, with_source=console.width >= WIDE), "")
-    _findings(report, console)
+    _findings(report, console, FINDINGS if evidence is not None else f"{FINDINGS}, which --evidence DIR keeps")
     _verdict(report, console, evidence)
 
 
@@ -129,19 +133,27 @@ def _oracles(report: Report, with_source: bool) -> Table:
     return table
 
 
-def _findings(report: Report, console: Console) -> None:
+def _findings(report: Report, console: Console, file: str) -> None:
+    """``file`` says where all of them are."""
     if not report.findings:
         return
-    console.print(Text(counted(len(report.findings), "finding"), style="bold red"))
-    for number, finding in enumerate(report.findings[:MAX_FINDINGS], start=1):
-        console.print(_finding(number, finding))
-    more = len(report.findings) - MAX_FINDINGS
+    groups = alike(report.findings)
+    console.print(
+        Text.assemble(
+            (counted(len(report.findings), "finding"), "bold red"),
+            (f", those alike told once; all are in {file}" if len(groups) < len(report.findings) else "", "dim"),
+        )
+    )
+    for number, group in enumerate(groups[:MAX_FINDINGS], start=1):
+        console.print(_finding(number, group))
+    more = sum(1 + len(group.more) for group in groups[MAX_FINDINGS:])
     if more > 0:
-        console.print(Text(f"and {more:,} more in {FINDINGS}", style="dim"))
+        console.print(Text(f"and {more:,} more in {file}", style="dim"))
     console.print()
 
 
-def _finding(number: int, finding: Finding) -> Table:
+def _finding(number: int, group: Alike) -> Table:
+    finding = group.first
     head = Text.assemble(
         (printable(finding.oracle), "bold"), " · ", (printable(finding.kind), "red"), " · ",
         printable(str(finding.location or finding.scenario)),
@@ -154,6 +166,8 @@ def _finding(number: int, finding: Finding) -> Table:
     )
     if finding.next_step:
         lines.append(Text.assemble(("next: ", "dim"), printable(finding.next_step)))
+    if group.more:
+        lines.append(Text(group.words))
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", width=3, style="dim")
     grid.add_column(overflow="fold")

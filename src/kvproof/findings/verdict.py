@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kvproof.findings.alike import leading
 from kvproof.findings.model import Finding, OracleResult, Status, Verdict
 from kvproof.findings.summary import describe
 from kvproof.findings.text import counted
@@ -42,8 +43,10 @@ def decide(
 
     failures: list[str] = []
     if findings:
-        first = describe(findings[0]).rstrip(".")
-        failures.append(f"{counted(len(findings), 'finding')}, first: {findings[0].oracle}: {first}")
+        first = leading(findings)
+        failures.append(
+            f"{counted(len(findings), 'finding')}, first: {first.oracle}: {describe(first).rstrip('.')}"
+        )
     elif by_status[Status.FAILED]:
         failures.append(f"failed without a finding: {_names(by_status[Status.FAILED])}")
     if by_status[Status.VACUOUS]:

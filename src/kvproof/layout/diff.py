@@ -6,6 +6,7 @@ field; a difference no rule has words for is still reported, as ``other``.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -66,7 +67,8 @@ class Diff:
 
 def diff(a: Layout, b: Layout) -> Diff:
     """Everything that differs between two layouts."""
-    changes = (*_whole(a, b), *_layers(a, b), *_partition(a, b), *_details(a, b), *_places(a, b), *_storages(a, b))
+    parts = (_whole, _axes, _layers, _partition, _details, _places, _storages)
+    changes = tuple(change for part in parts for change in part(a, b))
     if not changes and a != b:
         changes = (Change("other", "", "", "", "the same content is numbered or listed in another order"),)
     return Diff(tuple(_facts(a, b)), changes)
@@ -161,15 +163,67 @@ def _reordered(a: str, b: str) -> str:
     return f"axes {', '.join(names[:-1])} and {names[-1]} {verb}: {b} instead of {a}"
 
 
+def _axes(a: Layout, b: Layout) -> Iterator[Change]:
+    """Layers and blocks that stand elsewhere in the order of axes; the order inside a page is told by ``strides``."""
+    left, right = _orders(a), _orders(b)
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for key, (x, before, apart_before) in left.items():
+        y, after, apart_after = right.get(key, left[key])
+        moved = (x.storage, x.offset, x.block_stride) != (y.storage, y.offset, y.block_stride)
+        if not moved or _outer(before) == _outer(after):
+            continue  # where only a neighbour moved, this one did not
+        why = "; every layer has a storage of its own" if apart_after and not apart_before else ""
+        why = "; the layers share a storage" if apart_before and not apart_after else why
+        found.setdefault((before, after, why), []).append(x.layer)
+    for (before, after, why), layers in found.items():
+        words = f"{before} → {after} from the outermost to the innermost{why}"
+        yield Change("axes by stride", described(layers), before, after, words)
+
+
+def _orders(layout: Layout) -> dict[tuple[str, int], tuple[Resource, str, bool]]:
+    """(layer, number within the layer) -> the resource, its kind's axes by stride, are its layers in storages apart."""
+    axes = {}
+    for kind in kinds(layout):
+        apart = len({r.storage for r in kind.resources}) == len(kind.resources) > 1
+        axes.update({r.id: (order(kind), apart) for r in kind.resources})
+    return {key: (r, *axes[r.id]) for key, r in _matched(layout).items()}
+
+
+def _outer(axes: str) -> str:
+    """Layer and block among the axes of a page, which are one here: ``LBNHC`` -> ``LB.``."""
+    return re.sub(r"[^LB]+", ".", axes)
+
+
 def _layers(a: Layout, b: Layout) -> Iterator[Change]:
-    """Resources that only one side has."""
+    """Resources that only one side has, by their fields: of layers it alone has, or apart in it and together there."""
     left, right = _matched(a), _matched(b)
-    for side, mine, other in (("A", left, right), ("B", right, left)):
-        alone = [r for key, r in mine.items() if key not in other]
-        if alone:
-            where = described(r.layer for r in alone)
+    for side, mine, other, there in (("A", left, right, "B"), ("B", right, left, "A")):
+        found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Resource]] = {}
+        for key, r in mine.items():
+            if key not in other:
+                names = tuple(f.name for f in r.fields)
+                found.setdefault((names, _beside(names, r.layer, other)), []).append(r)
+        for (names, beside), alone in found.items():
             counts = (str(len(alone)), "0") if side == "A" else ("0", str(len(alone)))
-            yield Change("resources", where, *counts, f"only in {side}: {len(alone)} resources")
+            number = f"{len(alone)} {'resource' if len(alone) == 1 else 'resources'}"
+            words = f"only in {side}: {number} ({_and(names)})"
+            if beside:
+                words = f"{_and(names)} apart from {_and(beside)} in {side} ({number}), in one page in {there}"
+            yield Change("resources", described(r.layer for r in alone), *counts, words)
+
+
+def _beside(names: tuple[str, ...], layer: str, other: dict[tuple[str, int], Resource]) -> tuple[str, ...]:
+    """The other fields of the page in which the other side keeps these fields of a layer; empty where it has none."""
+    for (its_layer, _), r in other.items():
+        theirs = tuple(f.name for f in r.fields)
+        if its_layer == layer and set(names) < set(theirs):
+            return tuple(name for name in theirs if name not in names)
+    return ()
+
+
+def _and(names: tuple[str, ...]) -> str:
+    """``K and V``; resources without fields are rows."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "rows"
 
 
 def _matched(layout: Layout) -> dict[tuple[str, int], Resource]:

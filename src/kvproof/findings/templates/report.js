@@ -648,11 +648,22 @@
     return view;
   }
 
+  /** Whose value stands in a wrong byte: as a finding names it for this byte, else for the one before it in the page. */
+  function ownerOf(id, block, byte) {
+    const known = data.owners
+      .filter((owner) => owner.map === current.index && owner.resource === id && owner.block === block)
+      .sort((a, b) => a.byte - b.byte);
+    if (!known.length) return "no finding names the owner";
+    const near = known.filter((owner) => owner.byte <= byte).pop() ?? known[0];
+    return near.byte === byte ? near.holds : `named for byte ${number(near.byte)} of this page: ${near.holds}`;
+  }
+
   function describeByte(list) {
     const { resource: id, byte, states, block } = selection;
     const resource = data.resources[id], geometry = geometryOf(id), at = locate(id, byte);
     const wrong = isWrong(states[byte]) || targetsHere().some((t) => t.resource === id && t.block === block && t.byte === byte);
     const rows = [["byte of the page", number(byte)], ["state", `${names[states[byte]]}: ${data.states[states[byte]][2]}`, wrong]];
+    if (isWrong(states[byte])) rows.push(["holds", ownerOf(id, block, byte), true]);
     if (at) {
       const token = resource.tokens_per_row && selection.own ? `, token ${number(selection.column * selection.group.block_size + at.row * resource.tokens_per_row)} of the request` : "";
       const head = geometry.heads > 1 ? `, head ${Math.floor(at.byte / geometry.inner)} byte ${at.byte % geometry.inner}` : "";
