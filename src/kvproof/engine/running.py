@@ -51,6 +51,7 @@ from kvproof.oracles.engine_answers import (
     Step,
     judge,
 )  # fmt: skip
+from kvproof.platforms import ucm
 from kvproof.platforms.triton_host import RUNNER_V2_SUBSTITUTION
 
 Progress = Callable[[str], None]
@@ -468,6 +469,7 @@ def _die_with_parent() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``python -m kvproof.engine.running CASE.json ANSWER.json``; 0 answered, 2 the case was refused."""
+    ucm.release_signals()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if WATCH in arguments:
         arguments.remove(WATCH)

@@ -16,7 +16,7 @@ from kvproof.engine import compat
 from kvproof.findings.case import DEFAULT_MAX_MODEL_LEN, HYBRID_MAX_MODEL_LEN, Case, ConnectorSpec
 from kvproof.findings.model import Substitution
 from kvproof.hostrt.build import user_cache
-from kvproof.platforms import declaration, installed
+from kvproof.platforms import declaration, installed, ucm
 from kvproof.platforms.platform import Platform, PlatformResolvedError
 from kvproof.platforms.registry import platform
 
@@ -149,6 +149,7 @@ def stage(case: Case, progress: Any = print) -> Staged:
     wrong = {k: os.environ.get(k) for k, v in wanted.items() if os.environ.get(k) != v}
     if wrong:
         raise RuntimeError(f"process started without the environment of the case: {wrong}")
+    ucm.release_signals()
     try:
         return _stage(case, platform(case.platform), progress)
     except UnknownConnectorError:
@@ -221,6 +222,7 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
 
     progress("starting the engine core")
     core = EngineCore(config, StagedExecutor, log_stats=False)
+    ucm.release_signals()
     runner = core.model_executor.driver_worker.worker.model_runner
     text_config = config.model_config.hf_text_config
     memory = layout_reader.read_layout(
