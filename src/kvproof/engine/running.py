@@ -37,6 +37,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvproof.engine import temporary
 from kvproof.engine.companion import install_stand_ins, surroundings
 from kvproof.oracles.engine_answers import (
     REST_OF_PROMPT,
@@ -364,12 +365,13 @@ def ask(
     ``log`` receives everything the engine printed. Raises ``RefusedError`` with the child's line. A stage
     longer than ``stage_seconds`` [s] or a child that dies ends as ``unsupported``.
     """
-    with tempfile.TemporaryDirectory(prefix="kvproof-case-") as directory:
+    with tempfile.TemporaryDirectory(prefix="kvproof-case-") as directory, temporary.own_directory() as own:
         asked, answered = Path(directory, "case.json"), Path(directory, "answer.json")
         asked.write_text(json.dumps(case.to_json()))
         command = [sys.executable, "-m", "kvproof.engine.running", str(asked), str(answered), WATCH]
         child = subprocess.Popen(
             command,
+            env={**os.environ, **own},
             stdin=subprocess.PIPE,  # never written to: it closes when this process dies
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
