@@ -132,6 +132,9 @@ def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], con
         engine_args=json_object("--engine-args", args.engine_args),
     )
     host = registry.platform(case.platform)
+    registry.require_taken(case)
+    if "engine" in modes and not host.computes:
+        raise ValueError(f"--mode engine: the engine computes, --platform {host.name} stands in for what would")
     host.require(case)
     host.environment(case)  # builds what stands in for missing libraries: a compiler that is missing is said here
     return case
@@ -153,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:
             return refuse("check", error)
         try:
-            report, records, log = _answer(case, workdir, console, args.json)
+            report, records, log = _answer(case, workdir, Console(stderr=True), args.json)
         except ValueError as error:
             return refuse("check", error)
         if evidence is not None:
@@ -186,7 +189,7 @@ def watching(case: Case, console: Console, quiet: bool) -> Iterator[Callable[[st
     if quiet:
         yield lambda text: None
     elif not console.is_terminal:
-        yield lambda text: console.print(f"  {title}: {text}", highlight=False, markup=False)
+        yield lambda text: console.print(f"  {title}: {text}", highlight=False, markup=False, soft_wrap=True)
     else:
         with console.status(title) as status:
             yield lambda text: status.update(f"{title}: {text}")
