@@ -133,6 +133,16 @@ def test_foreign_evidence_directory_is_refused_and_kept(capsys, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--tokens", "64"), ("--max-model-len", "512"), ("--block-size", "32"), ("--cudagraph-mode", "FULL"),
+     ("--engine-args", '{"block_size": 32}')],
+)  # fmt: skip
+def test_the_running_engine_is_not_asked_for_what_it_would_ignore(option, value, capsys):
+    assert main(["check", "tiny-qwen3", "--mode", "engine", option, value]) == 2
+    assert capsys.readouterr().err.startswith(f"kvproof check: {option}: not for --mode engine")
+
+
 def test_too_large_for_random_weights(capsys, tmp_path):
     assert main(["check", "qwen3-8b", "--mode", "engine"]) == 2
     assert "limit 50,000,000" in capsys.readouterr().err

@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from kvproof import zoo
+from kvproof.cli import engine_mode
 from kvproof.cli.child import STARTED, ChildRun, run_child
-from kvproof.cli.engine_mode import run_engine
 from kvproof.engine import connectors
 from kvproof.findings import terminal
 from kvproof.findings.case import MODES, RUNNERS, Case, ConnectorSpec
@@ -133,8 +133,8 @@ def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], con
     )
     host = registry.platform(case.platform)
     registry.require_taken(case)
-    if "engine" in modes and not host.computes:
-        raise ValueError(f"--mode engine: the engine computes, --platform {host.name} stands in for what would")
+    if "engine" in modes:
+        engine_mode.require_taken(case, host)
     host.require(case)
     host.environment(case)  # builds what stands in for missing libraries: a compiler that is missing is said here
     return case
@@ -172,7 +172,7 @@ def _answer(case: Case, workdir: Path, console: Console, quiet: bool) -> tuple[R
     """(report, transcript records, log) of a case. ValueError where the staged engine shows that it cannot be run."""
     if case.modes == ("engine",):
         with watching(case, console, quiet) as progress:
-            report, log = run_engine(case, workdir, progress)
+            report, log = engine_mode.run_engine(case, workdir, progress)
         return report, [], log
     child = run_watched(case, console, quiet)
     if child.result is None:

@@ -58,6 +58,7 @@ def test_a_fatal_signal_ends_every_interpreter_of_a_run(interpreter):
     assert interpreter("import os; os.kill(os.getpid(), 11)").returncode == -11
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("model", "connector", "runner", "delay", "options"),
     [

@@ -38,6 +38,7 @@ def oracle(report, name):
     return next(o for o in report["oracles"] if o["oracle"] == name)
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("model", "connector", "runner", "delay"),
     [
@@ -97,6 +98,7 @@ def test_an_interrupt_reaches_the_command_line():
     assert (done.returncode, done.stderr) == (130, "kvproof: interrupted\n")
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_fault_among_ucms_libraries_ends_the_engine_where_it_did(check, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"))
     preset = connectors.parse("UCM", str(tmp_path)).extra_config
