@@ -5,8 +5,8 @@
 #
 # Each case keeps its log and its evidence in model-checks/MODEL/PLATFORM/TIME/CASE. A case passed if the checker printed
 # its own line that begins with PASS, and by nothing else. The exit code is 0 if every case passed, else the worst of the
-# cases: 1 FAIL, 2 usage, 3 UNSUPPORTED, 4 PARTIALLY VERIFIED, in this order. KVPROOF names another checker than the one of
-# the platform's environment, MODEL_CHECKS another directory.
+# cases: 1 FAIL, 2 usage, 3 UNSUPPORTED, 4 PARTIALLY VERIFIED, in this order. A case that is refused leaves nothing.
+# KVPROOF names another checker than the one of the platform's environment, MODEL_CHECKS another directory.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -29,6 +29,11 @@ if ! command -v "$kvproof" >/dev/null; then
 fi
 
 results=${MODEL_CHECKS:-$root/model-checks}/$(basename "$model")/$platform/$(date -u +%Y%m%dT%H%M%SZ)
+made=() missing=$results # what this run makes, the deepest folder first
+until [[ -e $missing ]]; do
+  made+=("$missing")
+  missing=$(dirname "$missing")
+done
 mkdir -p "$(dirname "$results")"
 mkdir "$results"
 
@@ -44,7 +49,7 @@ for mode in layout bulk layerwise; do
   fi
   echo "$mode: $model on $platform"
   mkdir "$results/$mode"
-  begin=$SECONDS code=0
+  begin=$SECONDS code=0 place=$results/$mode
   "$kvproof" check "$model" --platform "$platform" --mode "$mode" --evidence "$results/$mode/evidence" "$@" \
     >"$log" 2>&1 </dev/null || code=$?
   if ! grep -q '^PASS ' "$log"; then
@@ -55,10 +60,15 @@ for mode in layout bulk layerwise; do
   fi
   if ((code != 0)); then
     tail -n 20 "$log" | sed 's/^/    /'
+    if ((code == 2)); then
+      place="" # what was refused has said why: nothing is worth keeping
+      rm -r "${results:?}/$mode"
+      rmdir "${made[@]}" 2>/dev/null || true
+    fi
     # 1 is the worst, 4 the mildest.
     ((worst != 0 && worst <= code)) || worst=$code
   fi
-  table+=("$(printf '%-10s  %-18s  %4d s  %s' "$mode" "${words[$code]}" $((SECONDS - begin)) "$results/$mode")")
+  table+=("$(printf '%-10s  %-18s  %4d s  %s' "$mode" "${words[$code]}" $((SECONDS - begin)) "$place")")
 done
 
 printf '\n%-10s  %-18s  %6s  %s\n' case verdict time "log and evidence"

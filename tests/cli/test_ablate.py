@@ -23,6 +23,7 @@ class Declared(Platform):
 def stage(monkeypatch):
     monkeypatch.setattr(ablate, "platform", lambda name: Declared())
     monkeypatch.setattr(registry.platform("cpu").__class__, "require", lambda self, case: None)
+    monkeypatch.setattr(registry.platform("cpu").__class__, "inputs", Declared.inputs)
 
     def use(answer):
         stand_in, cases = fakes.staging(answer)

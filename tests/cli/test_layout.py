@@ -8,6 +8,8 @@ import staged_fakes as fakes
 from kvproof.cli import layout as command
 from kvproof.cli import layout_diff, main
 
+FILE = "a file of a layout"
+
 
 @pytest.fixture
 def stage(monkeypatch):
@@ -114,9 +116,12 @@ def test_a_side_vllm_does_not_stage(stage, capsys):
         (["--diff", "", "tiny-qwen3"], "A: "),
         (["--diff", __file__, "tiny-qwen3"], "holds no layout"),
         (["--diff", "tiny-qwen3 '", "tiny-qwen3"], "A: No closing quotation"),
+        (["--diff", FILE, FILE, "--runner", "v2"], "--runner: both layouts are files"),
+        (["--diff", FILE, FILE, "--platform", "cuda-sim", "--cuda-capability", "9.0"], "--platform: both layouts are"),
     ],
 )
-def test_refused_in_one_line_before_anything_is_staged(stage, arguments, said, capsys):
+def test_refused_in_one_line_before_anything_is_staged(stage, files, arguments, said, capsys):
+    arguments = [files[0] if argument == FILE else argument for argument in arguments]
     cases = stage(lambda case: fakes.layout())
     assert main(["layout", *arguments]) == 2
     out, err = capsys.readouterr()
@@ -124,3 +129,12 @@ def test_refused_in_one_line_before_anything_is_staged(stage, arguments, said, c
     assert err.startswith("kvproof layout: ")
     assert said in err
     assert not cases
+
+
+def test_an_input_refused_by_vllm_names_its_side(monkeypatch, capsys):
+    def refuse(case, quiet):
+        raise ValueError(f"--engine-args: {case.runner}")
+
+    monkeypatch.setattr(layout_diff, "stage", refuse)
+    assert main(["layout", "--diff", "tiny-qwen3", "tiny-qwen3 --runner v2"]) == 2
+    assert capsys.readouterr().err == "kvproof layout: A: --engine-args: v1\n"

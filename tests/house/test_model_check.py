@@ -78,10 +78,9 @@ def test_the_worst_code_counts(check):
     assert code == 1
 
 
-@pytest.mark.parametrize(("answer", "code"), [("2 kvproof check: no", 2), ("3 UNSUPPORTED  exit code 3", 3)])
-def test_what_is_not_staged_is_asked_once(check, answer, code):
-    found, output, results = check("/models/mine", "cuda-sim", layout=answer)
-    assert found == code
+def test_what_is_not_staged_is_asked_once(check):
+    code, output, results = check("/models/mine", "cuda-sim", layout="3 UNSUPPORTED  exit code 3")
+    assert code == 3
     assert output.count("NOT RUN") == 2
     assert results.parts[-3:-1] == ("mine", "cuda-sim")
     assert not (results / "bulk").exists()
@@ -91,3 +90,21 @@ def test_too_few_arguments(check):
     code, output, _ = check("tiny-qwen3")
     assert (code, output.count("\n")) == (2, 1)
     assert "expected MODEL PLATFORM" in output
+
+
+@pytest.mark.parametrize("there", ["", "results", "results/mine", "results/mine/cpu"])
+def test_what_is_refused_is_asked_once_and_leaves_nothing(check, tmp_path, there):
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    code, output, _ = check("/models/mine", "cpu", layout="2 kvproof check: no")
+    assert code == 2
+    assert "    kvproof check: no\n" in output
+    assert output.count("NOT RUN") == 2
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+def test_what_ran_before_a_refusal_is_kept(check):
+    code, _, results = check("tiny-qwen3", "cpu", bulk="2 kvproof check: no")
+    assert code == 2
+    assert [path.name for path in results.iterdir()] == ["layout"]
+    assert (results / "layout" / "check.log").exists()

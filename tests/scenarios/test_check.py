@@ -212,15 +212,25 @@ def test_the_processor_decides_the_blocks_of_gated_delta_nets(check, processor, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--connector", "NoSuchConnector"), "NoSuchConnector"),
+        (("--connector", "NoSuchConnector"), "not registered; vLLM registers"),
         (("--connector", "no.such.module:Thing"), "no.such.module:Thing"),
         (("--tokens", "100"), "limit at least 129"),
         (("--tokens", "1000", "--max-model-len", "1024"), "limit --max-model-len 1024"),
+        (("--engine-args", '{"nonsense": 1}'), "'nonsense' is no argument of vLLM's EngineArgs"),
+        (("--engine-args", '{"blocksize": 16}'), "did you mean 'block_size'?"),
+        (("--engine-args", '{"block_size": "many"}'), "--engine-args: block_size \"many\": "),
+        (("--engine-args", '{"compilation_config": {"cudagraph_mode": "FOO"}}'), "--engine-args: KeyError: 'FOO'"),
+        (("--cudagraph-mode", "FOO"), "--cudagraph-mode FOO: expected one of NONE, PIECEWISE"),
     ],
 )
 def test_refused_after_staging_leaves_no_evidence(arguments, said, tmp_path, capsys):
     assert main(["check", "tiny-qwen3", *arguments, "--evidence", str(tmp_path / "e")]) == 2
-    assert said in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out == ""
+    *progress, refusal = err.splitlines()
+    assert refusal.startswith("kvproof check: --")
+    assert said in refusal
+    assert all(line.startswith("  tiny-qwen3 · ") for line in progress)
     assert not (tmp_path / "e").exists()
 
 

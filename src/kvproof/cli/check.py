@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from kvproof import zoo
+from kvproof.cli import engine_mode
 from kvproof.cli.child import STARTED, ChildRun, run_child
-from kvproof.cli.engine_mode import run_engine
 from kvproof.engine import connectors
 from kvproof.findings import terminal
 from kvproof.findings.case import MODES, RUNNERS, Case, ConnectorSpec
@@ -132,6 +132,9 @@ def case_of(args: argparse.Namespace, workdir: Path, modes: tuple[str, ...], con
         engine_args=json_object("--engine-args", args.engine_args),
     )
     host = registry.platform(case.platform)
+    registry.require_taken(case)
+    if "engine" in modes:
+        engine_mode.require_taken(case, host)
     host.require(case)
     host.environment(case)  # builds what stands in for missing libraries: a compiler that is missing is said here
     return case
@@ -153,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:
             return refuse("check", error)
         try:
-            report, records, log = _answer(case, workdir, console, args.json)
+            report, records, log = _answer(case, workdir, Console(stderr=True), args.json)
         except ValueError as error:
             return refuse("check", error)
         if evidence is not None:
@@ -169,7 +172,7 @@ def _answer(case: Case, workdir: Path, console: Console, quiet: bool) -> tuple[R
     """(report, transcript records, log) of a case. ValueError where the staged engine shows that it cannot be run."""
     if case.modes == ("engine",):
         with watching(case, console, quiet) as progress:
-            report, log = run_engine(case, workdir, progress)
+            report, log = engine_mode.run_engine(case, workdir, progress)
         return report, [], log
     child = run_watched(case, console, quiet)
     if child.result is None:
@@ -186,7 +189,7 @@ def watching(case: Case, console: Console, quiet: bool) -> Iterator[Callable[[st
     if quiet:
         yield lambda text: None
     elif not console.is_terminal:
-        yield lambda text: console.print(f"  {title}: {text}", highlight=False, markup=False)
+        yield lambda text: console.print(f"  {title}: {text}", highlight=False, markup=False, soft_wrap=True)
     else:
         with console.status(title) as status:
             yield lambda text: status.update(f"{title}: {text}")

@@ -15,11 +15,23 @@ from kvproof.findings.case import Case
 from kvproof.findings.model import Report, ScenarioSummary, Verdict
 from kvproof.findings.verdict import decide
 from kvproof.oracles.engine_answers import ORACLES, WITH, EngineAnswer, EngineCase
+from kvproof.platforms.platform import Platform
 from kvproof.zoo import checkpoint, deepseek_v41
 
 MAX_PARAMETERS = 50_000_000
 """Random weights are made for a configuration without weights up to this size; a real run takes real memory."""
+STAGED_ONLY = ("tokens", "max_model_len", "block_size", "cudagraph_mode", "engine_args")
+"""What decides a staged engine; the running one has its own prompts and vLLM's own choices."""
 PROCESSES = ((False, "in process"), (True, "multiprocess"))
+
+
+def require_taken(case: Case, host: Platform) -> None:
+    """ValueError, one line, where ``case`` cannot be asked of a running engine, or asks for what it would ignore."""
+    if not host.computes:
+        raise ValueError(f"--mode engine: the engine computes, --platform {host.name} stands in for what would")
+    for name in STAGED_ONLY:
+        if getattr(case, name):
+            raise ValueError(f"--{name.replace('_', '-')}: not for --mode engine, only for the modes that stage one")
 
 
 def run_engine(case: Case, workdir: Path, progress: Callable[[str], None]) -> tuple[Report, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -20,6 +21,7 @@ from kvproof.faults.run import Proof, prove
 from kvproof.findings.case import Case
 from kvproof.findings.text import printable
 from kvproof.oracles.registry import ORACLES
+from kvproof.platforms import registry
 
 PROOF_FAILED = 1
 
@@ -44,12 +46,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_platform_arguments(parser)
     parser.add_argument("--list", action="store_true", help="print the catalogue and stop")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables (docs/json.md)")
-    parser.set_defaults(run=run)
+    mine = ("connector", "platform", "runner", "cuda_capability", "soc", "declare_soc")
+    parser.set_defaults(run=run, not_for_trace={name: parser.get_default(name) for name in mine})
 
 
 def run(args: argparse.Namespace) -> int:
     """0 if the proof holds, 1 if not, 2 for refused input."""
     if args.trace:
+        for name, default in args.not_for_trace.items():
+            if getattr(args, name) != default:
+                option = f"--{name.replace('_', '-')}"
+                return refuse("faults", f"--trace: has engines of its own on vLLM's CPU build, does not take {option}")
         return faults_trace.run(args)
     console = Console()
     try:
@@ -63,16 +70,17 @@ def run(args: argparse.Namespace) -> int:
         "", "", platform=args.platform, runner=args.runner, cuda_capability=args.cuda_capability, soc=args.soc,
         declare_soc=args.declare_soc,
     )  # fmt: skip
+    screen = Console(stderr=True)
     try:
+        registry.require_taken(base)
         if args.json:
             proof = prove(args.connector, faults, lambda text: None, base)
-        elif console.is_terminal:
-            with console.status(args.connector) as status:
+        elif screen.is_terminal:
+            with screen.status(args.connector) as status:
                 proof = prove(args.connector, faults, lambda text: status.update(f"{args.connector}: {text}"), base)
         else:
-            proof = prove(
-                args.connector, faults, lambda text: console.print(f"  {text}", highlight=False, markup=False), base
-            )
+            plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+            proof = prove(args.connector, faults, lambda text: screen.print(f"  {text}", **plain), base)
     except ValueError as error:
         return refuse("faults", error)
     if args.json:

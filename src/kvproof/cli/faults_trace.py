@@ -34,11 +34,12 @@ def run(args: argparse.Namespace) -> int:
         proof = prove(faults, lambda text: None)
         print(json.dumps(proof.to_json(), indent=1))
     else:
-        if console.is_terminal:
-            with console.status("kv_trace") as status:
+        screen = Console(stderr=True)
+        if screen.is_terminal:
+            with screen.status("kv_trace") as status:
                 proof = prove(faults, lambda text: status.update(text))
         else:
-            proof = prove(faults, lambda text: console.print(f"  {text}", highlight=False, markup=False))
+            proof = prove(faults, lambda text: screen.print(f"  {text}", highlight=False, markup=False, soft_wrap=True))
         render(proof, console)
     return 0 if proof.holds else PROOF_FAILED
 

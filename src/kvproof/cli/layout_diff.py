@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         # Both are read before the first is staged: a slip in B must not cost the time of A.
         sides = [_side(letter, given, args, stack) for letter, given in zip("AB", args.diff, strict=True)]
+        if not any(isinstance(side.source, Case) for side in sides):
+            _require_nothing_of_a_case(args)
         layouts = []
         for side in sides:
             layout = side.source if isinstance(side.source, Layout) else _staged(side, side.source, args.json)
@@ -84,6 +86,15 @@ def _arguments(given: str, args: argparse.Namespace) -> argparse.Namespace:
     return parser.parse_args(shlex.split(given), argparse.Namespace(**vars(args)))
 
 
+def _require_nothing_of_a_case(args: argparse.Namespace) -> None:
+    """ValueError for an option that says how a case is staged, beside two layouts that are there already."""
+    parser = _CaseParser(prog="", add_help=False)
+    add_layout_arguments(parser)
+    for name, default in vars(parser.parse_args(["MODEL"])).items():
+        if name != "model" and getattr(args, name) != default:
+            raise ValueError(f"--{name.replace('_', '-')}: both layouts are files, nothing is staged with it")
+
+
 def read_layout(path: Path) -> Layout:
     """The layout in a JSON file. ValueError, one line, where there is none."""
     try:
@@ -95,7 +106,10 @@ def read_layout(path: Path) -> Layout:
 
 def _staged(side: Side, case: Case, quiet: bool) -> Layout | str:
     """The layout vLLM makes of a case, or why it makes none."""
-    report = stage(case, quiet)
+    try:
+        report = stage(case, quiet)
+    except ValueError as error:
+        raise ValueError(f"{side.letter}: {error}") from error
     if report.verdict is Verdict.UNSUPPORTED:
         return report.reason
     if report.verdict is Verdict.FAIL:

@@ -260,6 +260,7 @@ for name in sorted(KVConnectorFactory._registry):
     say(connector=name, ok=ok, detail=detail)
 say(probe="connectors", ok=True, detail=f"{len(KVConnectorFactory._registry)} registered in vLLM", seconds=0.0)
 """
+_PRELUDE = "from kvproof.platforms import ucm; ucm.release_signals()"
 _PROBES = ("torch", "vllm", "connectors")
 
 
@@ -268,7 +269,7 @@ def _probe(limit_seconds: float) -> tuple[tuple[Probe, ...], tuple[Connector, ..
     started = time.monotonic()
     try:
         child = subprocess.run(
-            [sys.executable, "-c", f"MARK = {_MARK!r}\n{_CHILD}"],
+            [sys.executable, "-c", f"{_PRELUDE}\nMARK = {_MARK!r}\n{_CHILD}"],
             capture_output=True,
             text=True,
             errors="replace",

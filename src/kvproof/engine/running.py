@@ -37,6 +37,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvproof.engine import temporary
 from kvproof.engine.companion import install_stand_ins, surroundings
 from kvproof.oracles.engine_answers import (
     REST_OF_PROMPT,
@@ -51,6 +52,7 @@ from kvproof.oracles.engine_answers import (
     Step,
     judge,
 )  # fmt: skip
+from kvproof.platforms import ucm
 from kvproof.platforms.triton_host import RUNNER_V2_SUBSTITUTION
 
 Progress = Callable[[str], None]
@@ -363,12 +365,13 @@ def ask(
     ``log`` receives everything the engine printed. Raises ``RefusedError`` with the child's line. A stage
     longer than ``stage_seconds`` [s] or a child that dies ends as ``unsupported``.
     """
-    with tempfile.TemporaryDirectory(prefix="kvproof-case-") as directory:
+    with tempfile.TemporaryDirectory(prefix="kvproof-case-") as directory, temporary.own_directory() as own:
         asked, answered = Path(directory, "case.json"), Path(directory, "answer.json")
         asked.write_text(json.dumps(case.to_json()))
         command = [sys.executable, "-m", "kvproof.engine.running", str(asked), str(answered), WATCH]
         child = subprocess.Popen(
             command,
+            env={**os.environ, **own},
             stdin=subprocess.PIPE,  # never written to: it closes when this process dies
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -468,6 +471,7 @@ def _die_with_parent() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``python -m kvproof.engine.running CASE.json ANSWER.json``; 0 answered, 2 the case was refused."""
+    ucm.release_signals()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if WATCH in arguments:
         arguments.remove(WATCH)

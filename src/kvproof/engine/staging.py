@@ -5,10 +5,15 @@ Anything that fails raises :class:`StagingError` with the step and vLLM's own re
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import difflib
 import importlib
 import importlib.metadata
+import json
 import os
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +21,7 @@ from kvproof.engine import compat
 from kvproof.findings.case import DEFAULT_MAX_MODEL_LEN, HYBRID_MAX_MODEL_LEN, Case, ConnectorSpec
 from kvproof.findings.model import Substitution
 from kvproof.hostrt.build import user_cache
-from kvproof.platforms import declaration, installed
+from kvproof.platforms import declaration, installed, ucm
 from kvproof.platforms.platform import Platform, PlatformResolvedError
 from kvproof.platforms.registry import platform
 
@@ -90,8 +95,13 @@ class StagingError(RuntimeError):
         super().__init__(f"{step}: {type(error).__name__}: {_first_words(str(error))}")
 
 
-class UnknownConnectorError(ValueError):
-    """The connector named does not exist here. Refused as usage: nothing was staged yet."""
+class InputError(ValueError):
+    """The case names what vLLM does not have, or gives it a value of no type it takes. Refused as usage: nothing was
+    staged yet."""
+
+
+class UnknownConnectorError(InputError):
+    """The connector named does not exist here."""
 
 
 def _first_words(message: str) -> str:
@@ -149,9 +159,10 @@ def stage(case: Case, progress: Any = print) -> Staged:
     wrong = {k: os.environ.get(k) for k, v in wanted.items() if os.environ.get(k) != v}
     if wrong:
         raise RuntimeError(f"process started without the environment of the case: {wrong}")
+    ucm.release_signals()
     try:
         return _stage(case, platform(case.platform), progress)
-    except UnknownConnectorError:
+    except InputError:
         raise
     except Exception as error:
         traceback.print_exc()
@@ -180,6 +191,7 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
     coded_model.use(host)
     if case.connector is not None:
         _require(case.connector)
+    _require_arguments(case, [field.name for field in dataclasses.fields(EngineArgs)])
     substitutions = MODEL_SUBSTITUTIONS + host.install(case)
 
     progress("building VllmConfig")
@@ -205,7 +217,10 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
             **host.engine_arguments(case),
             **case.engine_args,
         }
-        return EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        with _refusing_input(case):
+            engine_args = EngineArgs(**arguments)
+        with _refusing_types(case):
+            return engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
 
     config = build(max_model_len)
     if config.model_config.is_hybrid and not case.max_model_len and max_model_len < HYBRID_MAX_MODEL_LEN:
@@ -221,6 +236,7 @@ def _stage(case: Case, host: Platform, progress: Any) -> Staged:
 
     progress("starting the engine core")
     core = EngineCore(config, StagedExecutor, log_stats=False)
+    ucm.release_signals()
     runner = core.model_executor.driver_worker.worker.model_runner
     text_config = config.model_config.hf_text_config
     memory = layout_reader.read_layout(
@@ -269,9 +285,52 @@ def _require(connector: ConnectorSpec) -> None:
         KVConnectorFactory.get_connector_class_by_name(connector.name)
     except (ValueError, ImportError, AttributeError) as error:
         known = ", ".join(sorted(KVConnectorFactory._registry))
+        why = str(error).rstrip(".")
         raise UnknownConnectorError(
-            f"--connector {connector.display}: {error}; vLLM registers {known}, others as package.module:Class"
+            f"--connector {connector.display}: {why}; vLLM registers {known}, others as package.module:Class"
         ) from error
+
+
+def _require_arguments(case: Case, known: list[str]) -> None:
+    """InputError unless vLLM has the arguments and the cudagraph mode of ``case`` by these names."""
+    from vllm.config import CUDAGraphMode
+
+    for name in case.engine_args:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"--engine-args: {name!r} is no argument of vLLM's EngineArgs{hint}")
+    modes = CUDAGraphMode.__members__
+    if case.cudagraph_mode and case.cudagraph_mode.upper() not in modes:
+        raise InputError(f"--cudagraph-mode {case.cudagraph_mode}: expected one of {', '.join(modes)}")
+
+
+@contextlib.contextmanager
+def _refusing_input(case: Case) -> Iterator[None]:
+    """InputError where vLLM does not take arguments as they were given; its checks of the machine come later."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError) as error:
+        if case.engine_args:
+            raise InputError(f"--engine-args: {type(error).__name__}: {_first_words(str(error))}") from error
+        raise
+
+
+@contextlib.contextmanager
+def _refusing_types(case: Case) -> Iterator[None]:
+    """InputError where an argument has a value of no type that vLLM takes. What vLLM itself says about a value, it may
+    say about this model or machine: that stays UNSUPPORTED."""
+    from pydantic import ValidationError
+
+    try:
+        yield
+    except ValidationError as error:
+        for wrong in error.errors():
+            name = str(next(iter(wrong["loc"]), ""))
+            if name in case.engine_args and wrong["type"] not in ("value_error", "assertion_error"):
+                value = json.dumps(case.engine_args[name])
+                raise InputError(f"--engine-args: {name} {value}: {wrong['msg']}") from error
+        raise
 
 
 KV_MEMORY_LIMIT = 6 << 30

@@ -39,8 +39,10 @@ def declared(case: Case) -> Iterator[dict[str, str]]:
 def enter() -> None:
     """Called by the generated ``sitecustomize``: declare, then run the one it shadows."""
     global _entered
+    from kvproof.platforms import ucm
     from kvproof.platforms.registry import platform
 
+    ucm.release_signals()
     directory = os.environ[VARIABLE]
     case = Case.from_json(json.loads(Path(directory, _CASE).read_text(encoding="utf-8")))
     try:

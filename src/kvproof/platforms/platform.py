@@ -47,6 +47,10 @@ class Platform:
     """Name of a declared quantity that must not move the layout -> other values ``kvproof ablate`` tries."""
     inputs: ClassVar[dict[str, str]] = {}
     """Options that declare the hardware and decide the layout -> the values they take, in words."""
+    asserts: ClassVar[tuple[str, ...]] = ()
+    """Options that say how an input is taken, and decide nothing themselves."""
+    computes: ClassVar[bool] = True
+    """Whether a model can run here and say something: a stand-in has no kernels."""
     declares: ClassVar[bool] = False
     """Whether every interpreter of the run must start with :meth:`declare`."""
     load_format: ClassVar[str] = "kvproof"

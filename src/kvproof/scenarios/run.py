@@ -58,11 +58,11 @@ class Result:
 
 def run_case(case: Case, progress: Callable[[str], None]) -> Result:
     """Stage and judge ``case``. Never raises for what vLLM or the connector do; that becomes the verdict."""
-    from kvproof.engine.staging import StagingError, UnknownConnectorError, stage
+    from kvproof.engine.staging import InputError, StagingError, stage
 
     try:
         staged = stage(case, progress)
-    except UnknownConnectorError as error:
+    except InputError as error:
         return Result(None, [], str(error))
     except StagingError as error:
         return Result(Report(case.to_json(), Verdict.UNSUPPORTED, str(error)), [])
@@ -120,7 +120,10 @@ def _tokens(case: Case, staged: Any, modes: list[str]) -> int:
     beyond = unit + unit // 2 + 8  # the longest prompt of any scenario exceeds the tokens asked for by this much
     tokens = case.tokens or min(max(DEFAULT_TOKENS, 2 * unit), limit - beyond)
     if modes and tokens <= unit:
-        raise CaseError(f"--tokens {tokens}: too few for one block, limit at least {unit + 1} (one block and a token)")
+        raise CaseError(
+            f"--tokens {tokens}: limit at least {unit + 1}, since vLLM restores this model here in units of {unit} "
+            "tokens and a prompt needs one more"
+        )
     if modes and tokens + beyond > limit:
         raise CaseError(f"--tokens {tokens}: scenarios need {tokens + beyond} tokens, limit --max-model-len {limit}")
     return tokens

@@ -1,6 +1,7 @@
 """UCM's published Ascend wheel, its shared objects unmodified, on the layouts of vllm-ascend."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -52,6 +53,12 @@ def test_a_task_that_is_a_kernel_ends_the_process_with_its_name():
     assert done.stderr == "kvproof-hostrt: libruntime.so: rtFftsPlusTaskLaunchWithFlag is not implemented\n"
 
 
+def test_a_fatal_signal_ends_every_interpreter_of_a_run(interpreter):
+    """UCM's start-up hook takes it and returns."""
+    assert interpreter("import os; os.kill(os.getpid(), 11)").returncode == -11
+
+
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("model", "connector", "runner", "delay", "options"),
     [
@@ -62,8 +69,11 @@ def test_a_task_that_is_a_kernel_ends_the_process_with_its_name():
         ("tiny-qwen3", "UCM", "v1", "0", SEPARATE),
     ],
 )
-def test_every_byte_comes_back_and_every_address_is_seen(check, monkeypatch, model, connector, runner, delay, options):
+def test_every_byte_comes_back_and_every_address_is_seen(
+    check, monkeypatch, tmp_path, model, connector, runner, delay, options
+):
     monkeypatch.setenv("KVPROOF_STREAM_DELAY_US", delay)
+    before = set(ucm.SHARED_MEMORY.iterdir())
     code, report = check(model, "ascend910b", "--connector", connector, "--runner", runner, *options, *SHORT)
     assert (code, report["verdict"], report["findings"]) == (0, "PASS", [])
     assert {s["mode"] for s in report["scenarios"]} == {"bulk", "layerwise", "async"}
@@ -72,6 +82,11 @@ def test_every_byte_comes_back_and_every_address_is_seen(check, monkeypatch, mod
     assert counters["claimed_load_bytes"] >= counters["restored_bytes"]
     assert counters["claimed_save_bytes"] > 0
     assert next(o for o in report["oracles"] if o["oracle"] == "legality")["status"] == "passed"
+    # Files in shared memory are named by the store's identity or the engine's process, which the log has; another run
+    # may be under way beside this one.
+    log = (tmp_path / "evidence" / "log.txt").read_text()
+    left = [path.name for path in set(ucm.SHARED_MEMORY.iterdir()) - before if path.name.startswith("uc")]
+    assert not [name for name in left if name.rpartition("_")[2] in log or name.endswith(f"_{os.getpid()}")]
 
 
 @pytest.mark.parametrize("connector", ["UCM", "UCMLayerwise"])

@@ -1,6 +1,10 @@
 """UCM's published wheel, its shared objects unmodified, on the CUDA layouts of vLLM's published wheel."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -8,6 +12,8 @@ import pytest
 
 from kvproof.cli import main
 from kvproof.engine import connectors
+from kvproof.findings.case import Case
+from kvproof.platforms.declaration import declared
 
 try:
     UCM = version("uc-manager-cuda-cu129")
@@ -32,6 +38,7 @@ def oracle(report, name):
     return next(o for o in report["oracles"] if o["oracle"] == name)
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("model", "connector", "runner", "delay"),
     [
@@ -70,6 +77,38 @@ def test_addresses_outside_the_cache_are_named_and_not_used(check, monkeypatch, 
     assert oracle(report, "footprint")["status"] == "passed"
     log = (tmp_path / "evidence" / "log.txt").read_text()
     assert "libcudart.so.12: cudaMemcpyAsync: source 0x" in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
+def test_a_fatal_signal_ends_every_interpreter_of_a_run(number):
+    """UCM's start-up hook takes it and returns."""
+    with declared(Case("none", "", platform="cuda-sim", cuda_capability="9.0")) as extra:
+        code = f"import os; os.kill(os.getpid(), {int(number)})"
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **extra}, timeout=60, check=False)
+    assert done.returncode == -number
+
+
+def test_an_interrupt_reaches_the_command_line():
+    code = (
+        "import os, signal, sys; from kvproof import cli\n"
+        "cli.zoo.run = lambda args: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.exit(cli.main(['zoo', 'list']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "kvproof: interrupted\n")
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_fault_among_ucms_libraries_ends_the_engine_where_it_did(check, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"))
+    preset = connectors.parse("UCM", str(tmp_path)).extra_config
+    code, report = check(
+        "tiny-qwen3", "--connector", "misplaced_ucm:Faults", "--connector-config", json.dumps(preset), "--mode", "bulk",
+    )  # fmt: skip
+    assert (code, report["verdict"]) == (1, "FAIL")
+    (finding,) = report["findings"]
+    assert (finding["kind"], finding["scenario"]) == ("process_ended", "bulk/64")
+    assert "signal 11" in finding["message"]
 
 
 @pytest.mark.skipif(UCM != "0.9.0rc3", reason=f"seen with 0.9.0rc3, this is {UCM}")

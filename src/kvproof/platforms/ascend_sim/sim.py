@@ -33,6 +33,8 @@ class AscendSim(Platform):
     summary = "vllm-ascend and torch_npu as published, no NPU and no CANN; --soc is asserted or declared"
     register = (*SUBSTITUTIONS, *tokenizers.REGISTER)
     declares = True
+    computes = False
+    asserts = ("--declare-soc",)
     load_format = "dummy"  # vllm-ascend refuses V4.1 under any name it does not know
     runner_places = True
     variations: ClassVar[dict[str, tuple[Any, ...]]] = {

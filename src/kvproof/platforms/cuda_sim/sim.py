@@ -26,6 +26,7 @@ class CudaSim(Platform):
     summary = "vLLM's published CUDA wheel, no GPU and no driver; --cuda-capability is declared"
     register = (*SUBSTITUTIONS, *tokenizers.REGISTER, engram_tables.ON_META, RUNTIME_SUBSTITUTION)
     declares = True
+    computes = False
     inputs: ClassVar[dict[str, str]] = {"--cuda-capability": ", ".join(DEVICES)}
     variations: ClassVar[dict[str, tuple[Any, ...]]] = {
         "memory_bytes": (24 * GIB, 512 * GIB),
