@@ -17,7 +17,7 @@ from kvproof.faults import run
 from kvproof.faults.catalogue import CATALOGUE, select
 from kvproof.faults.model import Control, Expected, Outcome, catch
 from kvproof.faults.pages import Place
-from kvproof.faults.run import BROKEN, REFUSED, RESULT, Proof, not_applicable
+from kvproof.faults.run import BROKEN, REFUSED, RESULT, USAGE, Proof, not_applicable
 from kvproof.findings.case import Case
 from kvproof.findings.model import Finding, Location
 from kvproof.findings.text import PROGRESS
@@ -203,3 +203,9 @@ def test_a_connector_that_moves_bytes_by_itself_is_refused_in_one_line(connector
     assert said.startswith(f"kvproof faults: --connector {connector}: its own binaries move the bytes")
     assert said.count("\n") == 1
     assert "SimpleCPUOffloadConnector" in said
+
+
+def test_wrong_input_found_by_the_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    child(monkeypatch, line("usage", "--connector X: not registered") + f"import sys; sys.exit({USAGE})")
+    with pytest.raises(ValueError, match="--connector X: not registered"):
+        run.prove("OffloadingConnector", select(["bit-flipped"]), lambda text: None)

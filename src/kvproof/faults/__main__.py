@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from kvproof.engine.connectors import profile
-from kvproof.engine.staging import StagingError, stage
-from kvproof.faults.run import BROKEN, REFUSED, RESULT
+from kvproof.engine.staging import InputError, StagingError, stage
+from kvproof.faults.run import BROKEN, REFUSED, RESULT, USAGE
 from kvproof.findings.case import Case
 from kvproof.findings.text import PROGRESS
 
@@ -28,6 +28,9 @@ def main(argv: list[str]) -> int:
 
     try:
         staged = stage(case, progress)
+    except InputError as error:
+        print(RESULT + json.dumps({"usage": str(error)}), flush=True)
+        return USAGE
     except StagingError as error:
         print(RESULT + json.dumps({"refused": str(error)}), flush=True)
         return REFUSED

@@ -20,8 +20,9 @@ from kvproof.scenarios.children import watch
 
 RESULT = "kvproof fault: "
 """How the child marks a line of JSON that is an outcome or a control."""
-REFUSED, BROKEN = 3, 4
-"""Exit codes of the child: vLLM does not stage the case; the engine broke and the rest needs a fresh one."""
+USAGE, REFUSED, BROKEN = 2, 3, 4
+"""Exit codes of the child: the case is wrong input; vLLM does not stage it; the engine broke and the rest needs a fresh
+one."""
 MAX_MODEL_LEN = 1024
 FAULT = "fault "
 PLANTABLE = sorted(name for name, profile in connectors.PROFILES.items() if profile.module_path is None)
@@ -66,7 +67,7 @@ def prove(
 ) -> Proof:
     """Plant every fault in ``connector``. ``where`` says the platform and runner, its model counts for nothing.
 
-    ValueError for a connector whose transfers no fault can reach, and where the platform cannot run here.
+    ValueError for a connector that is not here or whose transfers no fault can reach, and where a platform cannot run.
     """
     if connector not in PLANTABLE:
         raise ValueError(
@@ -122,6 +123,8 @@ def _child(
     outcomes = [Outcome(**_tupled(line["outcome"])) for line in lines if "outcome" in line]
     controls = [Control(**line["control"]) for line in lines if "control" in line]
     done = {o.name for o in outcomes}
+    if watched.returncode == USAGE:
+        raise ValueError(lines[-1]["usage"])
     if watched.returncode == REFUSED:
         why = lines[-1]["refused"]
         return [not_applicable(f, f"vLLM does not stage {model} with {connector}: {why}") for f in faults], []
