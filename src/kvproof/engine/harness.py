@@ -389,15 +389,17 @@ class Harness:
         self.scramble()
 
     def scramble(self, again: bool = False) -> None:
-        """Reorder the pool's free blocks: scattered, no two neighbours in a row where possible; those that finished
-        requests had at the end or, with ``again``, first."""
+        """Reorder the pool's free blocks: scattered, no two neighbours in a row where possible, those that finished
+        requests had at the end. With ``again`` these come first, from the last group's to the first's: what one group
+        stored is handed to another."""
         from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
         pool = self.staged.core.scheduler.kv_cache_manager.block_pool
         blocks = {b.block_id: b for b in pool.free_block_queue.get_all_free_blocks()}
-        used = {b for r in self.finished for table in r.tables for b in table}
-        fresh, old = (scattered(sorted(part), self.rng) for part in (set(blocks) - used, set(blocks) & used))
-        order = old + fresh if again else fresh + old
+        had = [b for r in self.finished for table in reversed(r.tables) for b in reversed(table)]
+        old = list(dict.fromkeys(b for b in had if b in blocks))
+        fresh = scattered(sorted(set(blocks) - set(old)), self.rng)
+        order = old + fresh if again else fresh + scattered(sorted(old), self.rng)
         pool.free_block_queue = FreeKVCacheBlockQueue([blocks[b] for b in order])
 
     def _retire(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,9 @@ SIM = ("--platform", "cuda-sim", "--seed", "5")
 
 
 @pytest.fixture
-def check(tmp_path):
+def check(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"))
+
     def run(model, capability, runner, connector, *options):
         evidence = tmp_path / "evidence"
         code = main(
@@ -30,8 +33,10 @@ CASES = [
     ("tiny-qwen3", "10.0", "v2", "MultiConnector"),
     ("tiny-deepseek-v3", "9.0", "v2", "OffloadingConnector"),
     ("tiny-gemma3", "10.0", "v1", "OffloadingConnector"),
-    ("tiny-qwen3-next", "9.0", "v2", "OffloadingConnector"),
+    ("tiny-qwen3-next", "9.0", "v1", "OffloadingConnector"),
+    ("tiny-qwen3-next", "9.0", "v2", "SimpleCPUOffloadConnector"),
 ]
+FLUSHES = ("--connector-config", json.dumps({"cpu_bytes_to_use": 2 << 30}))
 
 
 @pytest.mark.parametrize(("model", "capability", "runner", "connector"), CASES)
@@ -45,11 +50,15 @@ def test_every_group_comes_back(check, model, capability, runner, connector):
 
 
 @pytest.mark.parametrize(
-    ("capability", "connector"),
-    [("9.0", "SimpleCPUOffloadConnector"), ("10.0", "OffloadingConnector"), ("12.0", "OffloadingConnector")],
+    ("capability", "connector", "options"),
+    [
+        ("9.0", "SimpleCPUOffloadConnector", ()),
+        ("10.0", "early_flush:EarlyFlush", FLUSHES),
+        ("12.0", "SimpleCPUOffloadConnector", ()),
+    ],
 )
-def test_deepseek_v41_says_per_group_what_is_not_restored(check, capability, connector):
-    code, report = check("deepseek-v4.1", capability, "v2", connector, "--tokens", "256")
+def test_deepseek_v41_says_per_group_what_is_not_restored(check, capability, connector, options):
+    code, report = check("deepseek-v4.1", capability, "v2", connector, "--tokens", "256", *options)
     assert (report["findings"], code) == ([], 0)
     assert {s["mode"] for s in report["scenarios"]} == {"bulk", "layerwise", "async"}
     for group in report["groups"]:
@@ -58,6 +67,21 @@ def test_deepseek_v41_says_per_group_what_is_not_restored(check, capability, con
         else:
             assert (group["restored_bytes"], group["not_restored_bytes"] > 0) == (0, True)
             assert group["declared"] == "nothing: recomputed by the model, not restored"
+
+
+@pytest.mark.parametrize(("model", "capability"), [("tiny-qwen3-next", "9.0"), ("deepseek-v4.1", "10.0")])
+def test_runner_v2_zeroes_blocks_before_an_owed_store_has_read_them(check, model, capability):
+    """docs/layouts.md: zeros are stored under the key of what stood there, and restored. V1 flushes first."""
+    code, report = check(model, capability, "v2", "OffloadingConnector", "--tokens", "512", "--mode", "bulk")
+    assert (code, report["verdict"]) == (1, "FAIL")
+    assert {f["scenario"] for f in report["findings"]} == {"bulk/reuse"}
+    assert {f["kind"] for f in report["findings"] if f["oracle"] == "placement"} == {"zero"}
+
+
+def test_the_same_connector_passes_where_it_may_flush_first(check):
+    """The counter-check: nothing but the order of the two is different."""
+    code, report = check("tiny-qwen3-next", "9.0", "v2", "early_flush:EarlyFlush", *FLUSHES, "--tokens", "512")
+    assert (report["findings"], code) == ([], 0)
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
