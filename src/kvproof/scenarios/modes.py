@@ -88,17 +88,19 @@ def _local_and_external(harness: Harness, prompt: list[int], unit: int) -> Calla
 
 def _reused(harness: Harness, prompts: Prompts, unit: int) -> Callable[[], None]:
     """The blocks of a prompt are computed for another one in the very next step, and both have the same tokens behind
-    their first block: a save that comes too late and a key without its prefix bring back the other one's bytes."""
-    tail = prompts.fresh(unit + 5)
-    a, b = prompts.fresh(unit) + tail, prompts.fresh(unit) + tail
+    their first block: a save that comes too late and a key without its prefix bring back the other one's bytes.
+
+    Whole blocks, so that the last step before the change of owners completes one, whose save may still be owed."""
+    tail = prompts.fresh(unit)
+    a, b, more = prompts.fresh(unit) + tail, prompts.fresh(unit) + tail, prompts.fresh(5)
 
     def tell() -> None:
         harness.submit("a", a)
         harness.run(settle=False)
         harness.scramble(again=True)
         _one(harness, "b", b)
-        _one(harness, "a again", a)
-        _one(harness, "b again", b)
+        _one(harness, "a again", a + more)
+        _one(harness, "b again", b + more)
 
     return tell
 
