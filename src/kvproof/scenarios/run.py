@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproof.engine.kv_cache_config import snapshot
-from kvproof.findings.case import DEFAULT_TOKENS, Case
+from kvproof.findings.case import BYTE_MODES, DEFAULT_TOKENS, Case
 from kvproof.findings.model import (
     Finding,
     GroupPolicy,
@@ -27,7 +27,6 @@ from kvproof.oracles.transcript import Transcript
 from kvproof.scenarios.bytemaps import byte_maps
 from kvproof.scenarios.modes import Prompts, scenarios
 
-BYTE_MODES = ("bulk", "layerwise", "async")
 DECLARED = {
     "all": "every token of the hit",
     "window": "the last {window} tokens of the hit; older blocks are null",
