@@ -34,7 +34,7 @@ CASES = [
     ("granite-4.0-h-tiny", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
     ("deepseek-v4-flash", CUDA, ("--cuda-capability", "9.0", "--connector", "OffloadingConnector")),
     ("deepseek-v4.1", CUDA, ("--cuda-capability", "9.0", "--runner", "v2")),
-    ("deepseek-v4.1", CUDA, ("--cuda-capability", "10.0", "--runner", "v2", "--connector", "OffloadingConnector")),
+    ("deepseek-v4.1", CUDA, ("--cuda-capability", "10.0", "--runner", "v2")),
     ("tiny-deepseek-v3", CUDA, ("--cuda-capability", "9.0", "--connector", "UCMLayerwise")),
     ("qwen3-0.6b", ASCEND, ("--runner", "v1")),
     ("gemma-3-1b", ASCEND, ("--runner", "v2", "--connector", "OffloadingConnector")),

@@ -99,8 +99,10 @@ def _reused(harness: Harness, prompts: Prompts, unit: int) -> Callable[[], None]
         harness.run(settle=False)
         harness.scramble(again=True)
         _one(harness, "b", b)
-        _one(harness, "a again", a + more)
-        _one(harness, "b again", b + more)
+        for label, prompt in (("a again", a + more), ("b again", b + more)):
+            harness.submit(label, prompt)
+        harness.run()
+        harness.reset()
 
     return tell
 
