@@ -1,7 +1,8 @@
 """The scenarios of each mode.
 
-``bulk``: one request at a time, whole prompts in one step. ``layerwise``: prompts in chunks that end inside blocks,
-so every layer's hooks run many times per request. ``async``: several requests at once, decoding while others load.
+``bulk``: one request at a time (the two of the last scenario come back together), whole prompts in one step.
+``layerwise``: prompts in chunks that end inside blocks, so every layer's hooks run many times per request. ``async``:
+several requests at once, decoding while others load.
 In all of them a layer is judged at the moment it would read.
 """
 
